@@ -1,0 +1,95 @@
+"""AppConfig: every setting, once. The only reader of settings; unknown keys fail.
+
+`serve run cp_ray.app key=value ...` and the `args` of a Serve config file both end here.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+)
+
+
+def _from_json(value: Any) -> Any:
+    """Command-line values are strings: read an object where one is meant."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        return json.loads(value)
+    return value
+
+
+JsonDict = Annotated[dict[str, Any], BeforeValidator(_from_json)]
+Keys = Annotated[dict[str, SecretStr], BeforeValidator(_from_json)]
+
+
+class AppConfig(BaseModel):
+    """Settings of one cp_ray application. Sizes in tokens or bytes, times in seconds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    # What is served.
+    engine: Literal["vllm", "simulated"] = "vllm"
+    model: str = Field(
+        default="smollm2",
+        description="'smollm2' (first run, no hub needed), a local folder, or a hub name",
+    )
+    served_model_name: str | None = Field(default=None, description="default: the model's name")
+    replicas: int = Field(default=1, ge=1, le=256)
+    max_model_len: int | None = Field(default=None, ge=64)
+    engine_kwargs: JsonDict = Field(
+        default_factory=dict, description="passed to vLLM's AsyncEngineArgs as they are"
+    )
+
+    # How much is reused.
+    reuse: Literal["plain", "route", "full"] = Field(
+        default="full",
+        description="plain: Serve's own router; route: order kept, replica chosen by prefix; "
+        "full: ordering, de-duplication and routing",
+    )
+    index: str | None = Field(default=None, description="offline index file to start warm from")
+    alpha: float = Field(default=0.001, ge=0, le=0.01, description="Eq. 1's weight of positions")
+
+    # Resources of one engine replica.
+    cpus_per_replica: float = Field(default=0.5, ge=0)
+    gpus_per_replica: float = Field(default=0, ge=0)
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    max_ongoing_requests: int = Field(default=32, ge=1, description="per replica")
+    max_queued_requests: int = Field(default=1000, ge=1, description="per ingress; then 503")
+    health_check_period_s: float = Field(default=2.0, gt=0)
+    health_check_timeout_s: float = Field(default=120.0, gt=0)
+
+    # Redis.
+    redis_url: SecretStr | None = Field(
+        default=None, description="default: an embedded Valkey server, started and stopped with us"
+    )
+    conversation_ttl_s: int = Field(default=3600, ge=1)
+
+    # Router.
+    ingress_replicas: int = Field(default=1, ge=1)
+    window_ms: float = Field(default=5.0, ge=0, le=1000)
+    window_max: int = Field(default=64, ge=1)
+    plan_deadline_ms: float = Field(default=250.0, gt=0)
+    api_keys: Keys = Field(default_factory=dict, description="tenant -> bearer key; empty = open")
+
+    # Limits, enforced with 400, 413 or 422.
+    max_body_bytes: int = Field(default=8 << 20, ge=1024)
+    max_documents: int = Field(default=256, ge=1)
+    max_document_bytes: int = Field(default=1 << 20, ge=1)
+    max_output_tokens: int = Field(default=4096, ge=1)
+
+    # The simulated engine (engine=simulated), and the size of every cache that is capped.
+    cache_tokens: int | None = Field(default=None, ge=64, description="KV cache of one replica")
+    page_size: int = Field(default=16, ge=1, description="simulated engine's cache block, tokens")
+    prefill_tokens_per_s: float = Field(default=20_000.0, gt=0)
+    decode_tokens_per_s: float = Field(default=100.0, gt=0)
+
+    @property
+    def public_model_name(self) -> str:
+        """The name clients send as `model`."""
+        return self.served_model_name or self.model

@@ -1,0 +1,109 @@
+"""Values that cross boundaries: frozen structs and NewType identities. No behaviour."""
+
+from __future__ import annotations
+
+from typing import NewType
+
+import msgspec
+
+BlockId = NewType("BlockId", str)
+"""Digest of region and exact rendered bytes of one context block."""
+RequestId = NewType("RequestId", str)
+ReplicaId = NewType("ReplicaId", str)
+"""Serve's unique id of one engine replica process."""
+HeadId = NewType("HeadId", str)
+"""Digest of every byte before the first block (model, salt, system prompt, earlier turns)."""
+
+Context = tuple[BlockId, ...]
+"""Distinct block ids of one request, in order."""
+
+
+class PlanRequest(msgspec.Struct, frozen=True, array_like=True):
+    """What the index needs to know of one request: ids and token counts, never text.
+
+    context: distinct ids, best first. block_tokens: tokens of each, same order and length.
+    movable: whether the index may put the blocks in another order.
+    predecessor: the request whose prompt this head extends (the conversation's last turn).
+    """
+
+    request_id: RequestId
+    head: HeadId
+    head_tokens: int
+    context: Context
+    block_tokens: tuple[int, ...]
+    tail_tokens: int
+    movable: bool = True
+    predecessor: RequestId | None = None
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True):
+    """The plan for one request.
+
+    context: a permutation of the request's. replica: None = balance by load alone.
+    branch: head and first search-path element, the unit of grouping; empty = none.
+    search_path: slots from the root of the head's tree (paper 4.2), valid when returned.
+    reused_tokens: prompt tokens the replica should find cached, in whole engine blocks.
+    reason: "holder" (has some of the prefix), "load" (nothing to reuse) or "passthrough".
+    """
+
+    request_id: RequestId
+    context: Context
+    replica: ReplicaId | None
+    branch: str
+    search_path: tuple[int, ...]
+    reused_tokens: int
+    reason: str
+
+
+class ReplicaInfo(msgspec.Struct, frozen=True, array_like=True):
+    """What a replica tells of itself when it is ready.
+
+    page_size: tokens of one engine cache block. capacity_tokens: tokens its cache holds.
+    """
+
+    replica: ReplicaId
+    page_size: int
+    capacity_tokens: int
+
+
+class Eviction(msgspec.Struct, frozen=True, array_like=True):
+    """`tokens_left` leading prompt tokens of the request remain usable (0 = the paper's case)."""
+
+    request_id: RequestId
+    tokens_left: int
+
+
+class EvictionReport(msgspec.Struct, frozen=True, array_like=True):
+    """What one replica's cache lost since report `seq - 1` of the same epoch.
+
+    epoch: incarnation of the cache; a new one forgets all that was held before.
+    """
+
+    replica: ReplicaId
+    epoch: int
+    seq: int
+    evicted: tuple[Eviction, ...]
+
+
+class Routed(msgspec.Struct, frozen=True, array_like=True, tag="routed"):
+    """The replica that really took the request (a spill differs from the plan)."""
+
+    request_id: RequestId
+    replica: ReplicaId
+
+
+class FirstToken(msgspec.Struct, frozen=True, array_like=True, tag="first_token"):
+    """Prefill is done: its load is freed."""
+
+    request_id: RequestId
+
+
+class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
+    """The request ended. ok: its prompt was prefilled whole. cached_tokens: the engine's count."""
+
+    request_id: RequestId
+    cached_tokens: int
+    ok: bool
+
+
+Feedback = Routed | FirstToken | Settled

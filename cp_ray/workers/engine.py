@@ -1,0 +1,95 @@
+"""The engine contract: what a replica asks of vLLM, SGLang or the simulated engine.
+
+`tests/contract` runs one suite over every implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+import msgspec
+
+from cp_ray.core.types import Eviction, RequestId
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Sampling parameters, with OpenAI's names and defaults."""
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    ignore_eos: bool = False
+
+
+class EngineRequest(msgspec.Struct, frozen=True):
+    """One generation. The prompt is token ids: block borders were tokenized apart."""
+
+    request_id: RequestId
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    cache_salt: str | None = None
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """Text that came since the last chunk; `finish_reason` ("stop" or "length") only on the last.
+
+    cached_tokens: prompt tokens the engine took from its cache, by its own count.
+    """
+
+    text: str
+    completion_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    finish_reason: str | None = None
+
+
+class EngineInfo(msgspec.Struct, frozen=True):
+    """Facts of a started engine. simulated: answers do not come from a model."""
+
+    engine: str
+    model: str
+    page_size: int
+    capacity_tokens: int
+    max_model_len: int
+    simulated: bool = False
+
+
+class CacheListener(Protocol):
+    """Hears what the engine's cache lost. Called on the event loop's thread, never blocks."""
+
+    def evicted(self, evictions: list[Eviction]) -> None:
+        """Requests whose usable leading tokens shrank."""
+
+    def new_epoch(self) -> None:
+        """Nothing believed before holds any more (reset, restart, a hole in the events)."""
+
+
+class Engine(Protocol):
+    """One engine process (or model of one) under a replica."""
+
+    async def start(self, listener: CacheListener) -> EngineInfo:
+        """Load the model and begin to report. Raises ConfigError with the fix."""
+
+    def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
+        """Stream the answer; closing the iterator aborts the request.
+
+        Raises InvalidRequest when the prompt cannot fit, EngineError when the engine fails.
+        """
+
+    async def reset_cache(self) -> None:
+        """Drop the prefix cache; the listener hears a new epoch."""
+
+    async def check_health(self) -> None:
+        """Raise EngineError when the engine is dead."""
+
+    async def close(self) -> None:
+        """Stop; a second call does nothing."""
+
+
+EngineFactory = Callable[[], Engine]

@@ -9,6 +9,7 @@ Raise where the fault is known, map once at the boundary (`to_http`); never log 
     +- EngineError         502: the engine took the request and failed
     +- EngineUnavailable   503: no replica could take it
     +- IndexUnavailable    never reaches a client: the request passes through
+    +- StoreUnavailable    never reaches a client: Redis is down or late, go on without it
     +- WireError           never reaches a client: a message that cannot be read is a gap
     +- ConfigError         at start, on the command line
     +- InvariantError      500: our own fault
@@ -83,6 +84,10 @@ class EngineUnavailable(CpRayError):
 
 class IndexUnavailable(CpRayError):
     """The index is down or late; the request passes through."""
+
+
+class StoreUnavailable(CpRayError):
+    """Redis is down, late or full; callers go on without what it holds."""
 
 
 class WireError(CpRayError):

@@ -1,0 +1,1 @@
+"""Engines and the replica that runs one under Ray Serve."""

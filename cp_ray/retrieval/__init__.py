@@ -1,0 +1,1 @@
+"""Retrievers: from a question to the `documents` of one request."""

@@ -1,0 +1,130 @@
+"""Store: the report stream and the conversation records in Redis, and nothing else.
+
+Keys: `cp:{app}:reports` (stream, field `p`) and `cp:{app}:record:{key}` (bytes, with a TTL).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any, Self
+
+import redis.asyncio as aioredis
+
+from cp_ray.errors import ConfigError
+from cp_ray.store.connection import check_server, faults_as_unavailable, open_client
+
+CALL_TIMEOUT_S = 1.0
+MAX_REPORTS = 100_000
+"""Length of the report stream, about: a reader further behind sees a gap."""
+START = "0-0"
+"""Id before every report."""
+
+_APP = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class Store:
+    """Client of one Redis or Valkey server, for one event loop.
+
+    Reconnects by itself. Every call but a blocking read ends within 1 s; when Redis is down, late
+    or full it raises StoreUnavailable.
+    """
+
+    def __init__(self, url: str, app: str) -> None:
+        self._url = url
+        self._prefix = f"cp:{app}:"
+        self._reports = f"{self._prefix}reports"
+        self._client: aioredis.Redis = open_client(url)
+        # A blocked read occupies its connection: records must not wait behind it.
+        self._reader: aioredis.Redis = open_client(url, blocking=True)
+
+    @classmethod
+    async def connect(cls, url: str, app: str = "cp") -> Self:
+        """Connect and prove the rights needed.
+
+        app: name of the Serve application; applications on one server do not see each other.
+        Raises ConfigError, with what to do, when the server cannot be used.
+        """
+        if not _APP.fullmatch(app):
+            raise ConfigError(
+                f"application name {app!r}: use 1 to 64 letters, digits, '_', '.' or '-'",
+                param="app",
+            )
+        store = cls(url, app)
+        try:
+            await check_server(store._client, url, app)
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    async def append_report(self, payload: bytes) -> str:
+        """Append one message to the report stream; returns its id.
+
+        After a lost connection it may be appended twice: its sequence number tells.
+        """
+        call = self._client.xadd(
+            self._reports, {b"p": payload}, maxlen=MAX_REPORTS, approximate=True
+        )
+        return _text(await self._bounded(call))
+
+    async def read_reports(
+        self, after: str, block_ms: int, count: int = 512
+    ) -> list[tuple[str, bytes]]:
+        """Messages after id `after`, oldest first, at most `count`; waits `block_ms` for the first.
+
+        Pass the last id returned to resume. When the stream lies wholly before `after` (the
+        server lost its data and its clock went back) it is read from its beginning.
+        """
+        messages = await self._read(after, block_ms, count)
+        if not messages:
+            tail = await self.reports_tail()
+            if tail != START and _order(tail) < _order(after):
+                messages = await self._read(START, 0, count)
+        return messages
+
+    async def reports_tail(self) -> str:
+        """Return the id of the last message, or `START`."""
+        entries = await self._bounded(self._client.xrevrange(self._reports, count=1))
+        return _text(entries[0][0]) if entries else START
+
+    async def get_record(self, key: str) -> bytes | None:
+        """Read the record: None when there is none or it expired."""
+        value: bytes | None = await self._bounded(self._client.get(f"{self._prefix}record:{key}"))
+        return value
+
+    async def put_record(self, key: str, value: bytes, ttl_s: int) -> None:
+        """Write the record; it expires `ttl_s` seconds from now."""
+        await self._bounded(self._client.set(f"{self._prefix}record:{key}", value, ex=ttl_s))
+
+    async def close(self) -> None:
+        """Close all connections; a second call does nothing."""
+        await self._client.aclose(close_connection_pool=True)
+        await self._reader.aclose(close_connection_pool=True)
+
+    async def _read(self, after: str, block_ms: int, count: int) -> list[tuple[str, bytes]]:
+        # To Redis, BLOCK 0 means for ever; here it means not to wait.
+        call = self._reader.xread(
+            {self._reports: after}, count=count, block=block_ms if block_ms > 0 else None
+        )
+        reply = await self._bounded(call, extra_s=max(block_ms, 0) / 1000)
+        streams = reply.items() if isinstance(reply, dict) else reply or ()
+        return [
+            (_text(id_), fields[b"p"])
+            for _, entries in streams
+            for id_, fields in entries
+            if b"p" in fields
+        ]
+
+    async def _bounded(self, call: Any, extra_s: float = 0.0) -> Any:
+        async with faults_as_unavailable(self._url), asyncio.timeout(CALL_TIMEOUT_S + extra_s):
+            return await call
+
+
+def _text(id_: bytes | str) -> str:
+    return id_.decode() if isinstance(id_, bytes) else id_
+
+
+def _order(id_: str) -> tuple[int, int]:
+    milliseconds, _, number = id_.partition("-")
+    return int(milliseconds), int(number or 0)

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NotRequired, TypedDict
 
 import bm25s
 import numpy as np
+from bm25s.stopwords import STOPWORDS_EN
 
 from cp_ray.errors import ConfigError, InvalidRequest
+
+_ASKING = frozenset(
+    re.findall(
+        r"\w+",
+        "about can could did do does don happen happens have how i me my should so to use using "
+        "want was we were what when where which why work works would you your",
+    )
+)
+_STOP_WORDS = sorted({*STOPWORDS_EN, *_ASKING})
+"""English stop words, and the words with which people ask: they say nothing of the subject."""
 
 
 class Document(TypedDict):
@@ -50,8 +62,25 @@ class Bm25Retriever:
         best = np.argsort(-scores, kind="stable")[:k]
         return [self._documents[i] for i in best if scores[i] > 0]
 
+    def rank(self, question: str) -> list[Document]:
+        """All documents, best first; those that share no word follow in the list's order."""
+        found = self.search(question, len(self._documents))
+        ids = {document["id"] for document in found}
+        return found + [d for d in self._documents if d["id"] not in ids]
+
 
 def _words(texts: list[str]) -> list[list[str]]:
-    """Lower-case words of two letters and more, without English stop words."""
-    words: list[list[str]] = bm25s.tokenize(texts, return_ids=False, show_progress=False)
-    return words
+    """Lower-case words of two letters and more in the singular, without stop words."""
+    split: list[list[str]] = bm25s.tokenize(
+        texts, stopwords=_STOP_WORDS, return_ids=False, show_progress=False
+    )
+    return [[_singular(word) for word in words] for words in split]
+
+
+def _singular(word: str) -> str:
+    """Harman's S-stemmer (1991): "keys" finds "key", "queries" finds "query"."""
+    if len(word) < 4 or not word.endswith("s") or word.endswith(("ss", "us", "is", "__")):
+        return word
+    if word.endswith("ies"):
+        return word[:-3] + "y"
+    return word[:-1]

@@ -48,3 +48,16 @@ def test_an_empty_corpus_a_double_id_and_a_bad_k_are_refused() -> None:
         Bm25Retriever([{"id": "x", "text": "one word"}, {"id": "x", "text": "other"}])
     with pytest.raises(InvalidRequest, match="k must be"):
         Bm25Retriever(BLOCKS).search("lists", 0)
+
+
+def test_a_ranking_keeps_every_document() -> None:
+    ranked = [block["id"] for block in Bm25Retriever(BLOCKS).rank("Why are tuples hashable?")]
+    assert ranked[0] == "c"
+    assert sorted(ranked) == ["a", "b", "c", "d"]
+    assert [b["id"] for b in Bm25Retriever(BLOCKS).rank("zebra")] == ["a", "b", "c", "d"]
+
+
+def test_words_of_asking_and_the_plural_do_not_change_what_is_found() -> None:
+    retriever = Bm25Retriever(BLOCKS)
+    asked = retriever.search("What does a generator do, and how does it work?", 4)
+    assert [block["id"] for block in asked] == ["d"]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -14,7 +15,10 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
+    model_validator,
 )
+
+from cp_ray.errors import ConfigError
 
 
 def _from_json(value: Any) -> Any:
@@ -22,6 +26,12 @@ def _from_json(value: Any) -> Any:
     if isinstance(value, str) and value.lstrip().startswith("{"):
         return json.loads(value)
     return value
+
+
+def _reveal(value: Any) -> str:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    raise TypeError(f"a setting of type {type(value).__name__} has no JSON form")
 
 
 JsonDict = Annotated[dict[str, Any], BeforeValidator(_from_json)]
@@ -88,6 +98,23 @@ class AppConfig(BaseModel):
     page_size: int = Field(default=16, ge=1, description="simulated engine's cache block, tokens")
     prefill_tokens_per_s: float = Field(default=20_000.0, gt=0)
     decode_tokens_per_s: float = Field(default=100.0, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, values: Any) -> Any:
+        """Name the nearest right key; pydantic would print the whole input, secrets included."""
+        if not isinstance(values, dict):
+            return values
+        for key in values.keys() - cls.model_fields.keys():
+            near = get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}?" if near else "it does not exist."
+            known = ", ".join(cls.model_fields)
+            raise ConfigError(f"unknown setting {key!r}: {hint} Settings: {known}", param=str(key))
+        return values
+
+    def to_json(self) -> str:
+        """Every setting, secrets in the clear, for our own processes: `model_validate_json`."""
+        return json.dumps(self.model_dump(mode="python"), default=_reveal)
 
     @property
     def public_model_name(self) -> str:

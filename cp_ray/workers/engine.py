@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from cp_ray.core.types import Eviction, RequestId
+from cp_ray.core.types import Eviction, ReplicaId, RequestId
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -47,6 +47,13 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: int
     cached_tokens: int
     finish_reason: str | None = None
+
+
+class Delivery(msgspec.Struct, frozen=True, array_like=True):
+    """What one replica sends of an answer at a time: the chunks that came since the last one."""
+
+    replica: ReplicaId
+    chunks: list[Chunk]
 
 
 class EngineInfo(msgspec.Struct, frozen=True):

@@ -45,8 +45,8 @@ _ADVICE: tuple[tuple[type[BaseException], str], ...] = (  # the first that fits
     ),
     (
         BaseException,
-        "Redis at {where} cannot be reached: start it, correct redis_url, or leave redis_url out "
-        "to use the embedded server",
+        "Redis at {where} cannot be reached ({error}): start it, correct redis_url, or leave "
+        "redis_url out to use the embedded server",
     ),
 )
 

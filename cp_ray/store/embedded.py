@@ -19,11 +19,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from cp_ray.errors import ConfigError
 
 MAX_MEMORY = "512mb"
 START_TIMEOUT_S = 20.0
+LOCK_TIMEOUT_S = 2.0
 _PORT_ATTEMPTS = 5
 
 # Runs in the child before the server: the kernel kills the child when the thread that started it
@@ -145,7 +148,13 @@ class EmbeddedServer:
         return result
 
     def _answers(self, port: int, password: str) -> bool:
-        client = redis.Redis(host="127.0.0.1", port=port, password=password, socket_timeout=1.0)
+        client = redis.Redis(
+            host="127.0.0.1",
+            port=port,
+            password=password,
+            socket_timeout=1.0,
+            retry=Retry(NoBackoff(), 0),
+        )
         deadline = time.monotonic() + START_TIMEOUT_S
         try:
             while self.alive() and time.monotonic() < deadline:
@@ -196,7 +205,7 @@ class EmbeddedServer:
     def _lock(self) -> int:
         """Lock the directory; a server whose parent was killed needs a moment to go."""
         lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        deadline = time.monotonic() + 5.0
+        deadline = time.monotonic() + LOCK_TIMEOUT_S
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

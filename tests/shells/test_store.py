@@ -1,0 +1,387 @@
+"""Store against the real server: faults, time-outs, reports, records."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+
+from cp_ray.core.types import Eviction, EvictionReport, ReplicaId, RequestId
+from cp_ray.errors import ConfigError, StoreUnavailable
+from cp_ray.store.client import START, Store
+from cp_ray.store.embedded import EmbeddedServer
+from cp_ray.store.wire import decode, encode
+
+TLS_REQUEST = (
+    "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost "
+    "-addext subjectAltName=IP:127.0.0.1"
+)
+Use = Callable[[Store], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    server = EmbeddedServer(tmp_path_factory.mktemp("valkey"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(shared: EmbeddedServer) -> EmbeddedServer:
+    with redis.Redis.from_url(shared.start()) as client:
+        client.flushall()
+    return shared
+
+
+def _run(url: str, use: Use, app: str = "cp") -> None:
+    async def main() -> None:
+        store = await Store.connect(url, app=app)
+        try:
+            await use(store)
+        finally:
+            await store.close()
+            await store.close()
+
+    asyncio.run(main())
+
+
+def _refusal(url: str, app: str = "cp") -> ConfigError:
+    async def nothing(_: Store) -> None:
+        return None
+
+    started = time.monotonic()
+    with pytest.raises(ConfigError) as caught:
+        _run(url, nothing, app)
+    assert time.monotonic() - started < 4
+    return caught.value
+
+
+def test_reports_come_back_in_order_and_resume_by_id(server: EmbeddedServer) -> None:
+    async def use(store: Store) -> None:
+        assert await store.reports_tail() == START
+        assert await store.read_reports(START, 0) == []
+        ids = [await store.append_report(b"%d" % number) for number in range(5)]
+        first = await store.read_reports(START, 0, count=2)
+        assert first == [(ids[0], b"0"), (ids[1], b"1")]
+        rest = await store.read_reports(first[-1][0], 0)
+        assert [payload for _, payload in rest] == [b"2", b"3", b"4"]
+        assert await store.reports_tail() == ids[-1]
+        assert await store.read_reports(ids[-1], 0) == []
+
+    _run(server.url, use)
+
+
+def test_a_report_crosses_the_stream_whole(server: EmbeddedServer) -> None:
+    report = EvictionReport(ReplicaId("r"), 1, 0, (Eviction(RequestId("q"), 16),))
+
+    async def use(store: Store) -> None:
+        await store.append_report(encode(report))
+        [(_, payload)] = await store.read_reports(START, 0)
+        assert decode(payload, EvictionReport) == report
+
+    _run(server.url, use)
+
+
+def test_a_blocked_read_waits_for_the_next_report_and_records_do_not_wait_behind_it(
+    server: EmbeddedServer,
+) -> None:
+    async def use(store: Store) -> None:
+        reading = asyncio.create_task(store.read_reports(await store.reports_tail(), 3000))
+        await asyncio.sleep(1.3)  # longer than any reply may take
+        assert not reading.done()
+        started = time.monotonic()
+        await store.put_record("k", b"v", 60)
+        await store.append_report(b"now")
+        assert [payload for _, payload in await reading] == [b"now"]
+        assert time.monotonic() - started < 1
+
+    _run(server.url, use)
+
+
+def test_a_blocked_read_ends_empty_when_nothing_comes(server: EmbeddedServer) -> None:
+    async def use(store: Store) -> None:
+        started = time.monotonic()
+        assert await store.read_reports(START, 200) == []
+        assert 0.15 < time.monotonic() - started < 1.5
+
+    _run(server.url, use)
+
+
+def test_a_blocked_read_can_be_cancelled_and_read_again(server: EmbeddedServer) -> None:
+    async def use(store: Store) -> None:
+        for _ in range(5):
+            reading = asyncio.create_task(store.read_reports(START, 60_000))
+            await asyncio.sleep(0.05)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+        await store.append_report(b"after")
+        assert [payload for _, payload in await store.read_reports(START, 100)] == [b"after"]
+
+    _run(server.url, use)
+
+
+def test_a_stream_that_lies_before_the_reader_is_read_from_its_beginning(
+    server: EmbeddedServer,
+) -> None:
+    async def use(store: Store) -> None:
+        await store.append_report(b"younger server, older clock")
+        [(_, payload)] = await store.read_reports("99999999999999-7", 50)
+        assert payload == b"younger server, older clock"
+
+    _run(server.url, use)
+
+
+def test_the_stream_is_trimmed(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cp_ray.store.client.MAX_REPORTS", 100)
+
+    async def use(store: Store) -> None:
+        for number in range(500):
+            await store.append_report(b"%d" % number)
+        kept = await store.read_reports(START, 0, count=1000)
+        assert 100 <= len(kept) < 500
+        assert kept[-1][1] == b"499"
+
+    _run(server.url, use)
+
+
+def test_a_record_expires(server: EmbeddedServer) -> None:
+    async def use(store: Store) -> None:
+        assert await store.get_record("c") is None
+        await store.put_record("c", b"\x00\xff", 1)
+        assert await store.get_record("c") == b"\x00\xff"
+        await asyncio.sleep(1.2)
+        assert await store.get_record("c") is None
+
+    _run(server.url, use)
+
+
+def test_writing_a_record_again_gives_it_its_whole_time(server: EmbeddedServer) -> None:
+    async def use(store: Store) -> None:
+        await store.put_record("c", b"1", 1)
+        await store.put_record("c", b"2", 100)
+        await asyncio.sleep(1.2)
+        assert await store.get_record("c") == b"2"
+
+    _run(server.url, use)
+
+
+def test_two_applications_do_not_see_each_other(server: EmbeddedServer) -> None:
+    async def one(store: Store) -> None:
+        await store.put_record("c", b"1", 60)
+        await store.append_report(b"1")
+
+    async def two(store: Store) -> None:
+        assert await store.get_record("c") is None
+        assert await store.reports_tail() == START
+
+    _run(server.url, one, "one")
+    _run(server.url, two, "two")
+    with redis.Redis.from_url(server.url) as client:
+        keys = {key.decode() for key in client.keys("*")}
+    assert keys <= {
+        "cp:one:record:c",
+        "cp:one:reports",
+        "cp:one:probe",
+        "cp:two:probe",
+    }
+
+
+def test_an_application_name_that_could_reach_other_keys_is_refused(server: EmbeddedServer) -> None:
+    assert "application name" in _refusal(server.url, app="a:b").message
+
+
+def test_a_killed_server_costs_little_and_the_client_reconnects(server: EmbeddedServer) -> None:
+    async def use(store: Store) -> None:
+        await store.put_record("c", b"1", 60)
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        await asyncio.sleep(0.1)
+        for call in (
+            store.get_record("c"),
+            store.put_record("c", b"2", 60),
+            store.append_report(b"r"),
+            store.read_reports(START, 10),
+            store.reports_tail(),
+        ):
+            started = time.monotonic()
+            with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1"):
+                await call
+            assert time.monotonic() - started < 1.3
+        server.start()
+        assert await store.get_record("c") is None  # nothing is persisted
+        await store.put_record("c", b"3", 60)
+        assert await store.get_record("c") == b"3"
+        await store.append_report(b"r")
+        assert [payload for _, payload in await store.read_reports(START, 0)] == [b"r"]
+
+    _run(server.url, use)
+
+
+def test_a_server_killed_under_a_blocked_read_wakes_it(server: EmbeddedServer) -> None:
+    async def use(store: Store) -> None:
+        reading = asyncio.create_task(store.read_reports(START, 30_000))
+        await asyncio.sleep(0.1)
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        with pytest.raises(StoreUnavailable):
+            await asyncio.wait_for(reading, 3)
+
+    _run(server.url, use)
+
+
+def test_a_frozen_server_costs_a_request_about_a_second_at_most(server: EmbeddedServer) -> None:
+    async def use(store: Store) -> None:
+        pid = server.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            started = time.monotonic()
+            results = await asyncio.gather(
+                *(store.get_record("c") for _ in range(200)),
+                store.append_report(b"r"),
+                store.read_reports(START, 0),
+                return_exceptions=True,
+            )
+            assert time.monotonic() - started < 1.6
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert {type(result) for result in results} == {StoreUnavailable}
+        assert await store.get_record("c") is None
+
+    _run(server.url, use)
+
+
+def test_a_full_server_is_unavailable_and_says_why(server: EmbeddedServer) -> None:
+    async def use(store: Store) -> None:
+        with redis.Redis.from_url(server.url) as admin:
+            admin.config_set("maxmemory", "1kb")
+            try:
+                with pytest.raises(StoreUnavailable, match="maxmemory"):
+                    await store.put_record("c", b"x", 60)
+            finally:
+                admin.config_set("maxmemory", "512mb")
+
+    _run(server.url, use)
+
+
+def test_a_wrong_or_missing_password_is_refused_without_showing_any(
+    server: EmbeddedServer,
+) -> None:
+    port = urlsplit(server.url).port
+    for url in (f"redis://:secret-guess@127.0.0.1:{port}", f"redis://127.0.0.1:{port}"):
+        error = _refusal(url)
+        assert "refuses the password" in error.message
+        assert "secret-guess" not in error.message
+        assert error.param == "redis_url"
+
+
+def test_an_acl_user_needs_only_the_rights_that_are_named(server: EmbeddedServer) -> None:
+    port = urlsplit(server.url).port
+    rules = ["reset", "on", ">pw", "~cp:cp:*", "+@read", "+@write", "+@connection"]
+    with redis.Redis.from_url(server.url) as admin:
+        admin.execute_command("ACL", "SETUSER", "cp", *rules)
+        admin.execute_command("ACL", "SETUSER", "poor", "reset", "on", ">pw", "~cp:cp:*", "+get")
+
+    async def use(store: Store) -> None:
+        await store.put_record("c", b"1", 60)
+        assert await store.get_record("c") == b"1"
+        await store.append_report(b"r")
+        assert len(await store.read_reports(START, 50)) == 1
+
+    _run(f"redis://cp:pw@127.0.0.1:{port}", use)
+    assert "lacks rights" in _refusal(f"redis://poor:pw@127.0.0.1:{port}").message
+    assert "lacks rights" in _refusal(f"redis://cp:pw@127.0.0.1:{port}", app="other").message
+    assert "refuses the password" in _refusal(f"redis://cp:no@127.0.0.1:{port}").message
+
+
+def test_an_address_where_nothing_listens_is_refused_with_advice() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    assert "cannot be reached" in _refusal(f"redis://127.0.0.1:{port}").message
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "is no Redis"), (b"", "no answer")],
+    ids=["another protocol", "silence"],
+)
+def test_what_is_no_redis_is_refused(answer: bytes, words: str) -> None:
+    async def main() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(100)
+            writer.write(answer)
+            await reader.read()
+            writer.close()
+
+        listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        started = time.monotonic()
+        with pytest.raises(ConfigError, match=words):
+            await Store.connect(f"redis://127.0.0.1:{port}")
+        assert time.monotonic() - started < 4
+        listener.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost:6379", "http://localhost", "redis://:p@w#d@h:1", "redis://h:port"]
+)
+def test_what_is_no_redis_url_is_refused(url: str) -> None:
+    assert "redis_url" in _refusal(url).message
+
+
+def test_tls_is_checked_and_used(server: EmbeddedServer, tmp_path: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl, to make a certificate, is not installed")
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        [openssl, *TLS_REQUEST.split(), "-keyout", str(key), "-out", str(certificate)],
+        check=True,
+        capture_output=True,
+    )
+    inner = urlsplit(server.url)
+
+    async def main() -> None:
+        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            theirs, ours = await asyncio.open_connection("127.0.0.1", inner.port)
+
+            async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+                while data := await source.read(65536):
+                    sink.write(data)
+                    await sink.drain()
+                sink.close()
+
+            await asyncio.gather(pump(reader, ours), pump(theirs, writer), return_exceptions=True)
+
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(certificate, key)
+        listener = await asyncio.start_server(relay, "127.0.0.1", 0, ssl=context)
+        port = listener.sockets[0].getsockname()[1]
+        url = f"rediss://:{inner.password}@127.0.0.1:{port}"
+        store = await Store.connect(f"{url}?ssl_ca_certs={certificate}")
+        await store.put_record("c", b"tls", 60)
+        assert await store.get_record("c") == b"tls"
+        await store.close()
+        with pytest.raises(ConfigError, match="certificate"):
+            await Store.connect(url)
+        with pytest.raises(ConfigError):
+            await Store.connect(f"redis://127.0.0.1:{port}")
+        listener.close()
+
+    asyncio.run(main())

@@ -1,0 +1,291 @@
+"""ContextIndex: the one stateful object. Plans requests, hears what became of them.
+
+A forest: one context tree per head, because a prompt is reusable only behind the same head. The
+branch `(head, search_path[0])` is the unit of grouping, so a shared head never sends all traffic
+into one group. The index is advisory: what it does not know it treats as not held.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+from cp_ray.core.distance import DEFAULT_ALPHA
+from cp_ray.core.load import LoadLedger
+from cp_ray.core.offline import OfflineOrders
+from cp_ray.core.ordering import order
+from cp_ray.core.placement import Option, Utilisation, choose
+from cp_ray.core.record import Record, State, record_of
+from cp_ray.core.replicas import ReplicaTable, Verdict
+from cp_ray.core.search import (
+    Candidate,
+    best_per_holder,
+    exact_search,
+    fixed_search,
+    greedy_search,
+)
+from cp_ray.core.tree import ContextTree
+from cp_ray.core.types import (
+    BlockId,
+    Context,
+    EvictionReport,
+    Feedback,
+    FirstToken,
+    HeadId,
+    PlanRequest,
+    ReplicaId,
+    ReplicaInfo,
+    RequestId,
+    Routed,
+    Step,
+)
+from cp_ray.errors import InvariantError
+
+
+class ContextIndex:
+    """All trees, records, replicas and load; every public method leaves `check()` true.
+
+    search: "exact" for serving, "paper" for Algorithm 1. max_records bounds memory: past it the
+    oldest record is forgotten. offline: orders to start warm from.
+    """
+
+    def __init__(
+        self,
+        alpha: float = DEFAULT_ALPHA,
+        search: Literal["exact", "paper"] = "exact",
+        max_records: int = 100_000,
+        offline: OfflineOrders | None = None,
+    ) -> None:
+        self.alpha = alpha
+        self.replicas = ReplicaTable()
+        self.ledger = LoadLedger()
+        self.utilisation = Utilisation()
+        self.offline = offline or OfflineOrders()
+        self._search = search
+        self._max_records = max_records
+        self._trees: dict[HeadId, ContextTree] = {}
+        self._records: dict[RequestId, Record] = {}
+        self._on_replica: dict[ReplicaId, set[RequestId]] = {}
+        self._assigned: Counter[ReplicaId] = Counter()
+        self._counters: Counter[str] = Counter()
+
+    def set_replicas(self, infos: Sequence[ReplicaInfo]) -> None:
+        """Follow the live set; what left is forgotten, and so is its load."""
+        for replica in self.replicas.set_live(infos):
+            self._forget(replica)
+            self.ledger.drop_replica(replica)
+            self.replicas.drop(replica)
+            self._assigned.pop(replica, None)
+
+    def plan(self, requests: Sequence[PlanRequest], now: float) -> list[Step]:
+        """One step per request, in order; each sees the reservations of those before it.
+
+        now: seconds, any origin, not decreasing.
+        """
+        self._counters["leases_swept"] += self.ledger.sweep(now)
+        busy = sum(1 for replica in self.replicas.live if self.ledger.prefill_tokens(replica))
+        self.utilisation.observe(busy, len(self.replicas.live), now)
+        return [self._plan_one(request, now) for request in requests]
+
+    def _plan_one(self, request: PlanRequest, now: float) -> Step:
+        self._counters["planned"] += 1
+        if not self.replicas.live or request.request_id in self._records:
+            self._counters["passed_through"] += 1
+            return Step(request.request_id, request.context, None, "", (), 0, "passthrough")
+        tokens = dict(zip(request.context, request.block_tokens, strict=True))
+        candidates = self._candidates(request, tokens)
+        best = best_per_holder(candidates, self.replicas.mask)
+        reusable = {
+            replica: self._reusable(request, replica, best.get(self.replicas.bit(replica)))
+            for replica in self.replicas.live
+        }
+        total = request.head_tokens + sum(request.block_tokens) + request.tail_tokens
+        chosen = choose(
+            (
+                Option(
+                    replica=replica,
+                    wait_tokens=self.ledger.prefill_tokens(replica),
+                    missing_tokens=total - reusable[replica],
+                    running=self.ledger.running(replica),
+                    assigned=self._assigned[replica],
+                )
+                for replica in self.replicas.live
+            ),
+            self.utilisation.price,
+        ).replica
+        match = best.get(self.replicas.bit(chosen))
+        planned = self._order(request, tokens, match.prefix if match else (), candidates)
+        page = self.replicas.live[chosen].page_size
+        predicted = min(reusable[chosen], total - 1) // page * page
+        self._remember(request.request_id, record_of(request, planned, chosen, predicted), planned)
+        self.ledger.reserve(request.request_id, chosen, total - reusable[chosen], now)
+        self._assigned[chosen] += 1
+        path = self._trees[request.head].node_of[request.request_id].search_path
+        return Step(
+            request_id=request.request_id,
+            context=planned,
+            replica=chosen,
+            branch=f"{request.head}/{path[0]}" if path else str(request.head),
+            search_path=path,
+            reused_tokens=predicted,
+            reason="holder" if predicted else "load",
+        )
+
+    def _candidates(self, request: PlanRequest, tokens: dict[BlockId, int]) -> list[Candidate]:
+        tree = self._trees.get(request.head)
+        if tree is None:
+            return []
+        if not request.movable:
+            return fixed_search(tree.root, request.context, tokens)
+        if self._search == "paper":
+            return greedy_search(tree.root, request.context, tokens, self.alpha)
+        return exact_search(tree.root, request.context, tokens)
+
+    def _order(
+        self,
+        request: PlanRequest,
+        tokens: dict[BlockId, int],
+        held: Context,
+        candidates: list[Candidate],
+    ) -> Context:
+        """Algorithm 2 behind the held prefix, carried on along an order known elsewhere.
+
+        A prefix some other replica holds, or an offline order, costs nothing to follow and
+        makes the next request of its kind a hit here as well.
+        """
+        if not request.movable:
+            return request.context
+        if not candidates:
+            candidates = exact_search(self.offline.root, request.context, tokens)
+        longer = [found for found in candidates if found.prefix[: len(held)] == held]
+        prefix = max(longer, key=lambda found: found.tokens).prefix if longer else held
+        return order(request.context, prefix)
+
+    def _reusable(self, request: PlanRequest, replica: ReplicaId, match: Candidate | None) -> int:
+        """Leading prompt tokens that `replica` should have of this request."""
+        tree = self._trees.get(request.head)
+        if tree is not None and tree.root.holders >> self.replicas.bit(replica) & 1:
+            return request.head_tokens + (match.tokens if match else 0)
+        before = self._records.get(request.predecessor) if request.predecessor else None
+        if before is not None and before.replica == replica:
+            return min(before.tokens_left, request.head_tokens)
+        return 0
+
+    def hear(self, feedback: Feedback, now: float) -> None:
+        """Take what became of a step; unknown requests are counted, frees repeat safely."""
+        request = feedback.request_id
+        record = self._records.get(request)
+        if isinstance(feedback, Routed):
+            self._routed(feedback, record)
+        elif isinstance(feedback, FirstToken):
+            self.ledger.prefill_done(request, now)
+        else:
+            self.ledger.free(request)
+            if record is None:
+                self._counters["unknown_feedback"] += 1
+            elif not feedback.ok:
+                self._remove(request)
+            else:
+                record.state = State.RESIDENT
+                self._counters["predicted_tokens"] += record.predicted
+                self._counters["cached_tokens"] += feedback.cached_tokens
+
+    def _routed(self, feedback: Routed, record: Record | None) -> None:
+        if record is None or record.replica == feedback.replica:
+            return
+        self._counters["spilled"] += 1
+        self.ledger.move(feedback.request_id, feedback.replica, record.tokens_left)
+        if feedback.replica not in self.replicas.live:
+            self._remove(feedback.request_id)
+            return
+        if record.replica is not None:
+            self._on_replica[record.replica].discard(feedback.request_id)
+        record.replica = feedback.replica
+        record.predicted = 0
+        self._on_replica.setdefault(feedback.replica, set()).add(feedback.request_id)
+        self._trees[record.head].move(feedback.request_id, self.replicas.bit(feedback.replica))
+
+    def apply(self, report: EvictionReport) -> bool:
+        """Take an eviction report; False when it was ignored or broke the sequence."""
+        verdict = self.replicas.receive(report)
+        self._counters[f"reports_{verdict.value}"] += 1
+        if verdict in (Verdict.UNKNOWN, Verdict.STALE):
+            return False
+        if verdict in (Verdict.GAP, Verdict.NEW_EPOCH):
+            self._forget(report.replica)
+        for eviction in report.evicted:
+            record = self._records.get(eviction.request_id)
+            if record is None or record.replica != report.replica:
+                self._counters["unknown_evictions"] += 1
+                continue
+            self._counters["evictions"] += 1
+            record.tokens_left = min(record.tokens_left, eviction.tokens_left)
+            blocks = record.blocks_left()
+            if blocks < 0:
+                self._remove(eviction.request_id)
+            else:
+                self._trees[record.head].truncate(eviction.request_id, blocks)
+        return verdict is Verdict.APPLY
+
+    def build(self, contexts: Sequence[Context]) -> list[Step]:
+        """Algorithm 4, offline mode: cluster, and keep the orders for every head."""
+        return self.offline.build(contexts, self.alpha)
+
+    def counters(self) -> dict[str, int]:
+        """Counts since the start, and sizes now."""
+        sizes = {"records": len(self._records), "heads": len(self._trees)}
+        return dict(self._counters) | sizes | {"reserved": len(self.ledger)}
+
+    def _remember(self, request: RequestId, record: Record, context: Context) -> None:
+        tree = self._trees.setdefault(record.head, ContextTree())
+        replica = record.replica
+        if replica is None:
+            raise InvariantError("a planned request has a replica")
+        tree.insert(request, context, self.replicas.bit(replica))
+        self._records[request] = record
+        self._on_replica.setdefault(replica, set()).add(request)
+        if len(self._records) > self._max_records:
+            self._counters["records_over_capacity"] += 1
+            self._remove(next(iter(self._records)))
+
+    def _remove(self, request: RequestId) -> None:
+        record = self._records.pop(request)
+        tree = self._trees[record.head]
+        tree.remove(request)
+        if not tree.node_of:
+            del self._trees[record.head]
+        if record.replica is not None:
+            self._on_replica[record.replica].discard(request)
+
+    def _forget(self, replica: ReplicaId) -> None:
+        """Believe nothing of the replica any more; its running requests keep their load."""
+        for request in self._on_replica.pop(replica, set()).copy():
+            self._records[request].replica = None
+            self._remove(request)
+        self._counters["replicas_forgotten"] += 1
+
+    def check(self) -> None:
+        """Raise InvariantError unless every part holds and all parts agree."""
+        self.replicas.check()
+        self.ledger.check()
+        self.offline.check()
+        known: dict[HeadId, set[RequestId]] = {}
+        for request, record in self._records.items():
+            known.setdefault(record.head, set()).add(request)
+        if known != {head: set(tree.node_of) for head, tree in self._trees.items()}:
+            raise InvariantError("index: records and trees disagree")
+        for tree in self._trees.values():
+            tree.check()
+        for request, record in self._records.items():
+            replica = record.replica
+            node = self._trees[record.head].node_of[request]
+            if replica is None or request not in self._on_replica.get(replica, set()):
+                raise InvariantError(f"index: {request} is on no live replica's list")
+            if node.requests[request] != self.replicas.bit(replica):
+                raise InvariantError(f"index: {request}'s holder bit is not its replica's")
+            if len(node.context) > max(record.blocks_left(), 0):
+                raise InvariantError(f"index: {request} holds more blocks than tokens")
+        listed = sum(len(requests) for requests in self._on_replica.values())
+        if listed != len(self._records):
+            raise InvariantError("index: a replica's list names a request without a record")

@@ -1,0 +1,165 @@
+"""The context tree of one head: a radix tree over context blocks (paper 4.1, 4.2).
+
+A child's context strictly extends its parent's, so a node is a prefix some engine may hold. The
+tree is never restructured: insertion appends or splits one edge, removal prunes upward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cp_ray.core.node import ContextNode
+from cp_ray.core.types import Context, RequestId
+from cp_ray.errors import InvariantError
+
+
+class ContextTree:
+    """Owner of the nodes under one head."""
+
+    def __init__(self) -> None:
+        self.root = ContextNode((), None, 0)
+        self.node_of: dict[RequestId, ContextNode] = {}
+
+    def insert(self, request: RequestId, context: Context, holder: int) -> ContextNode:
+        """Store a request at the node of exactly `context`, held by bit number `holder`.
+
+        O(1) below an internal node, O(|context|) where an edge must be split (paper 4.2).
+        """
+        if request in self.node_of:
+            raise InvariantError(f"request {request} is in the tree already")
+        node = self._node_at(context)
+        above: ContextNode | None = node
+        while above is not None:
+            above.frequency += 1
+            above = above.parent
+        self._attach(request, node, holder)
+        return node
+
+    def remove(self, request: RequestId) -> None:
+        """Take a request out and prune what is then empty, O(height) (paper 4.1)."""
+        node = self._detach(request)
+        self._prune(node)
+
+    def truncate(self, request: RequestId, length: int) -> None:
+        """Let a request hold only its first `length` blocks."""
+        node = self.node_of[request]
+        if length >= len(node.context):
+            return
+        holder = node.requests[request]
+        self._detach(request)
+        self._attach(request, self._node_at(node.context[:length]), holder)
+        self._prune(node)
+
+    def move(self, request: RequestId, holder: int) -> None:
+        """Let another replica hold the request's prefix."""
+        node = self._detach(request)
+        self._attach(request, node, holder)
+
+    def traverse(self, path: Sequence[int]) -> ContextNode | None:
+        """Follow slots from the root (paper 4.2); None when the path is no longer there."""
+        node: ContextNode | None = self.root
+        for slot in path:
+            node = node.by_slot(slot) if node is not None else None
+        return node
+
+    def _node_at(self, context: Context) -> ContextNode:
+        """The node of exactly `context`, made where missing."""
+        node = self.root
+        while len(node.context) < len(context):
+            depth = len(node.context)
+            child = node.children.get(context[depth])
+            if child is None:
+                child = ContextNode(context, node, node.next_slot)
+                node.next_slot += 1
+                node.children[context[depth]] = child
+                return child
+            end = depth + 1
+            limit = min(len(child.context), len(context))
+            while end < limit and child.context[end] == context[end]:
+                end += 1
+            node = child if end == len(child.context) else _split(child, end)
+        return node
+
+    def _attach(self, request: RequestId, node: ContextNode, holder: int) -> None:
+        node.requests[request] = holder
+        self.node_of[request] = node
+        above: ContextNode | None = node
+        while above is not None:
+            count = above.held.get(holder, 0)
+            above.held[holder] = count + 1
+            if count:
+                return
+            above.holders |= 1 << holder
+            above = above.parent
+
+    def _detach(self, request: RequestId) -> ContextNode:
+        node = self.node_of.pop(request)
+        holder = node.requests.pop(request)
+        above: ContextNode | None = node
+        while above is not None:
+            count = above.held[holder] - 1
+            if count:
+                above.held[holder] = count
+                break
+            del above.held[holder]
+            above.holders &= ~(1 << holder)
+            above = above.parent
+        return node
+
+    @staticmethod
+    def _prune(node: ContextNode) -> None:
+        while node.parent is not None and not node.children and not node.requests:
+            parent = node.parent
+            del parent.children[node.context[len(parent.context)]]
+            node = parent
+
+    def check(self) -> None:
+        """Raise InvariantError unless the tree's invariants hold (design: tree invariants 1-6)."""
+        seen: dict[RequestId, ContextNode] = {}
+        for node in self.root.walk():
+            held: dict[int, int] = {}
+            slots = set()
+            for request, holder in node.requests.items():
+                seen[request] = node
+                held[holder] = held.get(holder, 0) + 1
+            for first, child in node.children.items():
+                depth = len(node.context)
+                _require(child.parent is node, "a child knows its parent", child)
+                _require(child.context[:depth] == node.context, "a child extends its parent", child)
+                _require(child.context[depth] == first, "children are keyed by first block", child)
+                _require(child.slot < node.next_slot, "slots are never reused", child)
+                slots.add(child.slot)
+                for holder in child.held:
+                    held[holder] = held.get(holder, 0) + 1
+            _require(len(slots) == len(node.children), "slots are unique", node)
+            _require(held == node.held, "holders are the union below", node)
+            _require(node.holders == sum(1 << bit for bit in held), "bits match counts", node)
+            _require(
+                bool(node.children or node.requests) or node.parent is None,
+                "no empty node but the root",
+                node,
+            )
+            _require(len(set(node.context)) == len(node.context), "blocks are distinct", node)
+        _require(seen == self.node_of, "node_of and requests are inverses", self.root)
+
+
+def _split(child: ContextNode, end: int) -> ContextNode:
+    """Put a node at `child.context[:end]` above `child`; it takes the slot, so branches stay."""
+    parent = child.parent
+    if parent is None:
+        raise InvariantError("the root has no edge to split")
+    middle = ContextNode(child.context[:end], parent, child.slot)
+    parent.children[child.context[len(parent.context)]] = middle
+    middle.frequency = child.frequency
+    middle.holders = child.holders
+    middle.held = dict.fromkeys(child.held, 1)
+    middle.children[child.context[end]] = child
+    middle.next_slot = 1
+    child.parent = middle
+    child.slot = 0
+    return middle
+
+
+def _require(holds: bool, what: str, node: ContextNode) -> None:
+    if not holds:
+        raise InvariantError(f"context tree: {what}: violated at {node.context}")

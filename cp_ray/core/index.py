@@ -84,8 +84,7 @@ class ContextIndex:
         now: seconds, any origin, not decreasing.
         """
         self._counters["leases_swept"] += self.ledger.sweep(now)
-        busy = sum(1 for replica in self.replicas.live if self.ledger.prefill_tokens(replica))
-        self.utilisation.observe(busy, len(self.replicas.live), now)
+        self.utilisation.observe(self._busy_share(), now)
         return [self._plan_one(request, now) for request in requests]
 
     def _plan_one(self, request: PlanRequest, now: float) -> Step:
@@ -112,7 +111,7 @@ class ContextIndex:
                 )
                 for replica in self.replicas.live
             ),
-            self.utilisation.price,
+            self.utilisation.price(self._busy_share()),
         ).replica
         match = best.get(self.replicas.bit(chosen))
         planned = self._order(request, tokens, match.prefix if match else (), candidates)

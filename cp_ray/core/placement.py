@@ -39,17 +39,19 @@ class Utilisation:
         self.value = 0.0
         self._at: float | None = None
 
-    def observe(self, busy: int, replicas: int, now: float) -> None:
-        """Count `busy` of `replicas` at time `now`, seconds; never goes back in time."""
-        share = busy / replicas if replicas else 0.0
+    def observe(self, share: float, now: float) -> None:
+        """Take the share of busy replicas at time `now`, seconds; never goes back in time."""
         elapsed = max(0.0, now - self._at) if self._at is not None else 0.0
         self._at = now
         self.value += (share - self.value) * (1.0 - math.exp(-elapsed / UTILISATION_MEMORY_S))
 
-    @property
-    def price(self) -> float:
-        """What one token of prefill costs the fleet, in tokens of wait; at least 1."""
-        rho = min(self.value, UTILISATION_CEILING)
+    def price(self, share: float) -> float:
+        """What one token of prefill costs the fleet, in tokens of wait; at least 1.
+
+        share: busy replicas right now, this window's reservations included: a burst on an idle
+        fleet must see its own first request, or siblings scatter before the average knows.
+        """
+        rho = min(max(self.value, share), UTILISATION_CEILING)
         return 1.0 + rho / (1.0 - rho)
 
 

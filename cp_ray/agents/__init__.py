@@ -1,0 +1,1 @@
+"""Agents: clients that ask the application many times to answer once."""

@@ -1,0 +1,113 @@
+"""One chat completion, streamed and measured, by the official OpenAI client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+import msgspec
+import openai
+
+from cp_ray.errors import CpRayError
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A whole answer and what it cost. Times in seconds from sending.
+
+    cached_tokens: prompt tokens that the engine took from its cache, by its own count.
+    """
+
+    text: str
+    ttft_s: float
+    total_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+    @property
+    def prefilled_tokens(self) -> int:
+        """Prompt tokens that the engine had to compute."""
+        return self.prompt_tokens - self.cached_tokens
+
+
+class ChatFailed(CpRayError):
+    """No whole answer came. status: HTTP status, or 0 for a connection that broke.
+
+    started: whether a first token had come, so that the caller knows it was cut, not refused.
+    """
+
+    def __init__(self, message: str, *, status: int, started: bool) -> None:
+        super().__init__(message)
+        self.status = status
+        self.started = started
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep the fields when the error crosses a process."""
+        return _rebuilt, (self.message, self.status, self.started)
+
+
+async def chat(
+    client: openai.AsyncOpenAI,
+    *,
+    model: str,
+    messages: Sequence[Mapping[str, str]],
+    max_tokens: int,
+    documents: Sequence[Mapping[str, Any]] = (),
+    conversation: str | None = None,
+    agent: str | None = None,
+) -> Answer:
+    """Stream one answer at temperature 0; raises ChatFailed when it does not come whole.
+
+    documents: best first. conversation, agent: as in the API, left out when None.
+    """
+    extra: dict[str, Any] = {"documents": list(documents)} if documents else {}
+    extra |= {"conversation": conversation} if conversation is not None else {}
+    extra |= {"agent": agent} if agent is not None else {}
+    typed: Any = [dict(message) for message in messages]
+    sent = time.perf_counter()
+    first: float | None = None
+    parts: list[str] = []
+    finished, usage = False, None
+    try:
+        stream = await client.chat.completions.create(
+            model=model,
+            messages=typed,
+            max_tokens=max_tokens,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body=extra,
+        )
+        async with stream:
+            async for chunk in stream:
+                for choice in chunk.choices:
+                    if choice.delta.content:
+                        first = first or time.perf_counter()
+                        parts.append(choice.delta.content)
+                    finished = finished or choice.finish_reason is not None
+                usage = chunk.usage or usage
+    except openai.APIStatusError as error:
+        raise ChatFailed(str(error), status=error.status_code, started=False) from error
+    except (openai.OpenAIError, httpx.HTTPError) as error:
+        # An error inside the stream, or a connection that broke: there is no status any more.
+        text = str(error) or type(error).__name__
+        raise ChatFailed(text, status=0, started=first is not None) from error
+    done = time.perf_counter()
+    if not finished or usage is None:
+        raise ChatFailed("the stream ended early", status=0, started=first is not None)
+    details = usage.prompt_tokens_details
+    return Answer(
+        text="".join(parts),
+        # An answer may be empty: its only token ended it, and came with the last chunk.
+        ttft_s=(first or done) - sent,
+        total_s=done - sent,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=(details.cached_tokens or 0) if details else 0,
+        completion_tokens=usage.completion_tokens,
+    )
+
+
+def _rebuilt(message: str, status: int, started: bool) -> ChatFailed:
+    return ChatFailed(message, status=status, started=started)

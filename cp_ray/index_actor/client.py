@@ -1,0 +1,170 @@
+"""IndexClient: plans from the index actor, or None in time. A request never fails by the index."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from ray.exceptions import RayError
+
+from cp_ray.config import AppConfig
+from cp_ray.core.types import Feedback, PlanRequest, Settled, Step
+from cp_ray.errors import WireError
+from cp_ray.index_actor.actor import obtain_index
+from cp_ray.store import wire
+
+FLUSH_S = 0.01
+MAX_BATCH = 4096
+MAX_BUFFER = 65_536
+"""Feedback kept while the index is down; past it the oldest is dropped."""
+PROBE_S = 0.2
+KEEPALIVE_S = 5.0
+PROBE_TIMEOUT_S = 2.0
+_log = logging.getLogger("ray.serve")
+
+
+class IndexClient:
+    """One per ingress replica, for its event loop; needs no call before the first plan.
+
+    A breaker: after a fault every plan is None at once, until a probe in the background answers.
+    """
+
+    def __init__(self, app: str, config: AppConfig) -> None:
+        self._app = app
+        self._config = config
+        self._deadline_s = config.plan_deadline_ms / 1000
+        self._actor: Any = None
+        self._up = False
+        self._buffer: deque[Feedback] = deque(maxlen=MAX_BUFFER)
+        self._heard = asyncio.Event()
+        self._fault = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._counters: Counter[str] = Counter()
+
+    def start(self) -> None:
+        """Look the actor up, and make it if there is none, in the background."""
+        if not self._tasks:
+            self._fault.set()
+            self._spawn(self._keep_up())
+            self._spawn(self._keep_flushing())
+
+    @property
+    def up(self) -> bool:
+        """Whether the index answered last."""
+        return self._up
+
+    def counters(self) -> dict[str, int]:
+        """planned, passed_through, late, feedback_dropped, faults since the start."""
+        names = ("planned", "passed_through", "late", "feedback_dropped", "faults")
+        return {name: self._counters[name] for name in names}
+
+    async def plan(self, requests: Sequence[PlanRequest]) -> list[Step] | None:
+        """Steps in the order of the requests, or None: the index is down or late.
+
+        A plan that comes after the deadline is taken back.
+        """
+        self.start()
+        if not self._up:
+            self._counters["passed_through"] += len(requests)
+            return None
+        call = self._spawn(self._plan(list(requests), time.time() + self._deadline_s))
+        try:
+            done, _ = await asyncio.wait({call}, timeout=self._deadline_s)
+        except asyncio.CancelledError:
+            call.add_done_callback(self._take_back)
+            raise
+        if not done:
+            self._counters["late"] += 1
+            self._break("no plan within plan_deadline_ms")
+            call.add_done_callback(self._take_back)
+        steps = call.result() if done else None
+        self._counters["planned" if steps else "passed_through"] += len(requests)
+        return steps
+
+    def feedback(self, event: Feedback) -> None:
+        """Tell the index, a little later and with others. Never blocks, never raises."""
+        if len(self._buffer) == MAX_BUFFER:
+            self._counters["feedback_dropped"] += 1
+        self._buffer.append(event)
+        self._heard.set()
+
+    async def state(self) -> dict[str, Any] | None:
+        """The actor's `state()`; None when the index is down."""
+        if not self._up:
+            return None
+        try:
+            state: dict[str, Any] = await asyncio.wait_for(
+                self._actor.state.remote(), PROBE_TIMEOUT_S
+            )
+        except (RayError, TimeoutError):
+            return None
+        return state
+
+    async def close(self) -> None:
+        """Stop the background tasks; the actor stays for the other ingresses."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _plan(self, requests: list[PlanRequest], deadline: float) -> list[Step] | None:
+        try:
+            answer: bytes = await self._actor.plan.remote(wire.encode(requests), deadline)
+            return wire.decode(answer, list[Step]) if answer else None
+        except (RayError, WireError) as error:
+            self._break(repr(error))
+            return None
+
+    def _take_back(self, call: asyncio.Task[list[Step] | None]) -> None:
+        """Free what a plan reserved that nobody waits for any more."""
+        steps = None if call.cancelled() else call.result()
+        for step in steps or ():
+            self.feedback(Settled(step.request_id, 0, ok=False))
+
+    def _break(self, why: str) -> None:
+        if self._up:
+            _log.warning("The index is down, requests pass through: %s", why[:300])
+            self._counters["faults"] += 1
+        self._up = False
+        self._fault.set()
+
+    async def _keep_up(self) -> None:
+        """Probe the actor after every fault, and now and then; find it again when it is gone."""
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._fault.wait(), KEEPALIVE_S)
+            try:
+                if self._fault.is_set():
+                    # The same handle survives a restart; a name that is gone is made anew.
+                    self._actor = await asyncio.to_thread(obtain_index, self._app, self._config)
+                await asyncio.wait_for(self._actor.ready.remote(), PROBE_TIMEOUT_S)
+            except (RayError, TimeoutError, ValueError) as error:
+                self._break(repr(error))
+                await asyncio.sleep(PROBE_S)
+                continue
+            self._fault.clear()
+            self._up = True
+            self._heard.set()
+
+    async def _keep_flushing(self) -> None:
+        while True:
+            await self._heard.wait()
+            await asyncio.sleep(FLUSH_S)
+            self._heard.clear()
+            while self._buffer and self._up:
+                batch = [self._buffer.popleft() for _ in range(min(MAX_BATCH, len(self._buffer)))]
+                try:
+                    await self._actor.hear.remote(wire.encode(batch))
+                except RayError as error:  # a restarted index knows none of these requests
+                    self._counters["feedback_dropped"] += len(batch)
+                    self._break(repr(error))
+
+    def _spawn(self, work: Any) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

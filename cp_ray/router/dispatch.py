@@ -1,0 +1,111 @@
+"""Dispatch: one request to the engine deployment, its stream back, and Ray's errors as ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    ReplicaUnavailableError,
+)
+from ray.serve.handle import DeploymentHandle
+
+from cp_ray.core.types import Step
+from cp_ray.errors import CpRayError, EngineError, EngineUnavailable, Overloaded
+from cp_ray.router.request_router import CallPlan
+from cp_ray.store import wire
+from cp_ray.workers.engine import Delivery, EngineRequest
+
+TRIES = 3
+"""A request whose replica dies before it answers is sent again: generation has no side effect."""
+_GONE = (ActorDiedError, ActorUnavailableError, ReplicaUnavailableError)
+
+
+class Dispatcher:
+    """Sends requests through one Serve handle of the engine deployment."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle.options(stream=True)
+
+    async def stream(
+        self, step: Step | None, request: EngineRequest
+    ) -> AsyncGenerator[Delivery, None]:
+        """Deliveries of one request, in order; the first comes with the first token.
+
+        step: where to; None balances by load. Closing the iterator aborts the request in the
+        engine. Raises the engine's own CpRayError, Overloaded when the queue is full,
+        EngineUnavailable when no replica could take it, EngineError when one failed on it.
+        """
+        payload = wire.encode(request)
+        plan = _call_plan(step)
+        for attempt in range(TRIES):
+            started = False
+            try:
+                async with aclosing(self._attempt(payload, plan)) as deliveries:
+                    async for delivery in deliveries:
+                        started = True
+                        yield delivery
+            except _GONE as error:
+                if started:
+                    raise EngineError(
+                        "the engine replica was lost while it answered, so the answer is "
+                        "incomplete: send the request again",
+                        code="replica_lost",
+                    ) from error
+                plan = _without_replica(plan)
+                await asyncio.sleep(0.05 * 2**attempt)
+            else:
+                return
+        raise EngineUnavailable(
+            f"{TRIES} engine replicas in turn were lost before they answered: try again"
+        )
+
+    async def _attempt(self, payload: bytes, plan: CallPlan) -> AsyncGenerator[Delivery, None]:
+        response = self._handle.generate.remote(payload, cp_plan=plan)
+        finished = False
+        try:
+            async for data in response:
+                yield wire.decode(data, Delivery)
+            finished = True
+        except _GONE:
+            finished = True  # there is nothing left to cancel
+            raise
+        except RayTaskError as error:
+            finished = True
+            raise _cause(error) from error
+        except BackPressureError as error:
+            finished = True
+            raise Overloaded(
+                "every engine replica is busy and the queue is full: try again later"
+            ) from error
+        except DeploymentUnavailableError as error:
+            finished = True
+            raise EngineUnavailable("the engine deployment failed to start") from error
+        finally:
+            if not finished:
+                response.cancel()
+
+
+def _cause(error: RayTaskError) -> Exception:
+    """What the replica raised, without Ray's wrapping."""
+    cause = error.cause
+    if isinstance(cause, CpRayError | RayActorError):
+        return cause
+    return EngineError(f"the engine replica failed: {type(cause).__name__}: {cause}")
+
+
+def _call_plan(step: Step | None) -> CallPlan:
+    if step is None:
+        return CallPlan()
+    return CallPlan(replica=step.replica, branch=step.branch)
+
+
+def _without_replica(plan: CallPlan) -> CallPlan:
+    """Keep the branch: its requests meet again on one other replica."""
+    lost = plan.get("replica")
+    avoid = [*plan.get("avoid", []), *([lost] if lost else [])]
+    return CallPlan(replica=None, branch=plan.get("branch", ""), avoid=avoid)

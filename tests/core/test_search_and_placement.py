@@ -1,0 +1,73 @@
+"""Bounds of the search, ties of the placement, and the price of prefill."""
+
+from __future__ import annotations
+
+from cp_ray.core.clustering import pairwise_distances
+from cp_ray.core.distance import distance
+from cp_ray.core.placement import Option, Utilisation, choose
+from cp_ray.core.search import NODE_BUDGET, exact_search
+from cp_ray.core.tree import ContextTree
+from cp_ray.core.types import BlockId, ReplicaId, RequestId
+from tests.paper.worked_examples import A, B, C, D, context, tokens
+
+
+def test_the_search_stops_at_its_node_budget() -> None:
+    tree = ContextTree()
+    blocks = [BlockId(str(number)) for number in range(12)]
+    count = 0
+    for i in range(12):
+        for j in range(12):
+            for k in range(12):
+                for m in range(12):
+                    chosen = tuple(dict.fromkeys((blocks[i], blocks[j], blocks[k], blocks[m])))
+                    if len(chosen) == 4 and count < 6000:
+                        tree.insert(RequestId(str(count)), chosen, 1)
+                        count += 1
+    given = tuple(blocks)
+    found = exact_search(tree.root, given, tokens(given))
+    assert NODE_BUDGET <= len(found) <= NODE_BUDGET + len(given)
+
+
+def test_the_heavier_prefix_wins_over_the_longer_one() -> None:
+    tree = ContextTree()
+    tree.insert(RequestId("long"), context(1, 2, 3), 1)
+    tree.insert(RequestId("heavy"), context(4), 1)
+    given = context(1, 2, 3, 4)
+    weights = dict(zip(given, (10, 10, 10, 100), strict=True))
+    best = max(exact_search(tree.root, given, weights), key=lambda found: found.tokens)
+    assert best.prefix == context(4)
+
+
+def option(name: str, wait: int, missing: int, running: int = 0, assigned: int = 0) -> Option:
+    return Option(ReplicaId(name), wait, missing, running, assigned)
+
+
+def test_ties_go_to_fewer_running_then_fewer_assigned_then_name() -> None:
+    assert choose([option("a", 0, 9, 2), option("b", 0, 9, 1)], 1.0).replica == "b"
+    assert choose([option("a", 0, 9, 1, 5), option("b", 0, 9, 1, 4)], 1.0).replica == "b"
+    assert choose([option("b", 0, 9), option("a", 0, 9)], 1.0).replica == "a"
+
+
+def test_congestion_makes_waiting_for_the_holder_worth_it() -> None:
+    holder, idle = option("holder", 1000, 100), option("idle", 0, 1000)
+    assert choose([holder, idle], 1.0).replica == "idle"
+    assert choose([holder, idle], 5.0).replica == "holder"
+
+
+def test_the_price_follows_utilisation_and_is_bounded() -> None:
+    use = Utilisation()
+    assert use.price(0.0) == 1.0
+    for second in range(200):
+        use.observe(0.5, float(second))
+    assert 1.9 < use.price(0.0) <= 2.0
+    for second in range(200, 600):
+        use.observe(1.0, float(second))
+    assert 9.9 < use.price(0.0) <= 10.0001
+    use.observe(0.0, 599.0)
+    assert use.price(0.0) > 9.9, "no time passed, nothing forgotten"
+
+
+def test_pairwise_distances_are_eq_1_of_every_pair() -> None:
+    four = [A, B, C, D]
+    pairs = [distance(four[i], four[j]) for i in range(4) for j in range(i + 1, 4)]
+    assert [round(d, 9) for d in pairwise_distances(four)] == [round(d, 9) for d in pairs]

@@ -1,0 +1,237 @@
+"""What clients may send: OpenAI's chat and completion requests, and cp_ray's three fields.
+
+`documents` (rank order, best first), `conversation` and `agent` are ours; every other name is
+OpenAI's. Fields that OpenAI knows and that change nothing here are accepted and ignored; fields
+whose silent loss would give a wrong answer are refused (`REFUSED`); unknown names are refused too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
+
+from cp_ray.workers.engine import Sampling
+
+HARMLESS = frozenset(
+    (
+        "user",
+        "store",
+        "metadata",
+        "service_tier",
+        "parallel_tool_calls",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prediction",
+    )
+)
+
+
+def _one(value: Any) -> bool:
+    return value == 1 and not isinstance(value, bool)
+
+
+def _absent(value: Any) -> bool:
+    return value in (None, False, [], {})
+
+
+def _text_format(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") == "text"
+
+
+REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "n": (_one, "only n=1 is built: send the request n times"),
+    "best_of": (_one, "only best_of=1 is built: leave it out"),
+    "logprobs": (lambda value: value is False, "log probabilities are not built: leave it out"),
+    "top_logprobs": (lambda _: False, "log probabilities are not built: leave it out"),
+    "logit_bias": (_absent, "logit_bias is not built: leave it out"),
+    "echo": (_absent, "echo is not built: leave it out and prepend the prompt yourself"),
+    "suffix": (_absent, "insertion is not built: leave it out"),
+    "response_format": (
+        _text_format,
+        'only {"type": "text"} is built: leave it out and ask for the format in the prompt',
+    ),
+    "tool_choice": (
+        lambda value: value in ("auto", "none"),
+        'only "auto" and "none" are built: leave it out, or send "auto"',
+    ),
+    "modalities": (lambda value: value == ["text"], 'only ["text"] is built: leave it out'),
+    "audio": (_absent, "audio is not built: leave it out"),
+    "functions": (_absent, "deprecated by OpenAI: send `tools`"),
+    "function_call": (_absent, "deprecated by OpenAI: send `tool_choice`"),
+    "web_search_options": (_absent, "web search is not built: leave it out"),
+    "reasoning_effort": (_absent, "reasoning_effort is not built: leave it out"),
+    "verbosity": (_absent, "verbosity is not built: leave it out"),
+}
+"""Field -> (whether a value asks for nothing that is missing, what to do about any other)."""
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Document(BaseModel):
+    """One context block as the client sends it; a bare string is its text.
+
+    public: every tenant may share its cached prefix (never its text).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str | None = None
+    title: str | None = None
+    text: str
+    public: StrictBool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"text": value}
+        if not isinstance(value, dict):
+            raise ValueError(  # noqa: TRY004 - pydantic reports only ValueError
+                f"a {_json_type(value)} is no document: send a string, or an object "
+                '{"id", "title", "text", "public"}'
+            )
+        return value
+
+
+def _flatten(value: Any) -> Any:
+    """Content parts to one string; only text can be put in front of a text model."""
+    if value is None:
+        return ""
+    if not isinstance(value, list):
+        return value
+    texts = []
+    for position, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else _json_type(part)
+        if kind == "refusal" and isinstance(part.get("refusal"), str):
+            texts.append(part["refusal"])
+        elif kind == "text" and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        else:
+            raise ValueError(
+                f'part {position} is of type {kind!r}: only {{"type": "text", "text": "..."}} '
+                "parts are taken; remove it or send its content as text"
+            )
+    return "".join(texts)
+
+
+class Message(_Body):
+    """One chat message. content: its text, "" where the client sent none."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str, BeforeValidator(_flatten)] = ""
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+class StreamOptions(_Body):
+    """include_usage: one more chunk before [DONE], without choices, with the usage."""
+
+    include_usage: StrictBool = False
+
+
+def _stops(value: Any) -> Any:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, str) else value
+
+
+Stop = Annotated[str, Field(min_length=1)]
+Tokens = Annotated[int, Field(ge=1)]
+
+
+def _default(value: float) -> BeforeValidator:
+    """OpenAI sends null for "the default"."""
+    return BeforeValidator(lambda given: value if given is None else given)
+
+
+class Generation(_Body):
+    """What chat and completion requests share. Ranges are OpenAI's."""
+
+    model: str
+    documents: tuple[Document, ...] = ()
+    conversation: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    agent: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    stream: Annotated[StrictBool, _default(False)] = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Tokens | None = None
+    temperature: Annotated[float, Field(ge=0, le=2), _default(1.0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1), _default(1.0)] = 1.0
+    top_k: Annotated[int, Field(ge=0), _default(0)] = 0
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    stop: Annotated[tuple[Stop, ...], Field(max_length=4), BeforeValidator(_stops)] = ()
+    presence_penalty: Annotated[float, Field(ge=-2, le=2), _default(0.0)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2), _default(0.0)] = 0.0
+    ignore_eos: StrictBool = False
+
+    @property
+    def output_limit(self) -> int | None:
+        """Output tokens the client asked for; None = it left it to us."""
+        return self.max_tokens
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self, max_tokens: int) -> Sampling:
+        """The engine's parameters, at most `max_tokens` of output."""
+        return Sampling(
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            seed=self.seed,
+            stop=self.stop,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            ignore_eos=self.ignore_eos,
+        )
+
+
+class ChatRequest(Generation):
+    """POST /v1/chat/completions. Blocks go before the last user message's text."""
+
+    messages: tuple[Message, ...]
+    max_completion_tokens: Tokens | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+
+    @property
+    def output_limit(self) -> int | None:
+        """`max_completion_tokens`, or the older name for it."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def offered_tools(self) -> list[dict[str, Any]] | None:
+        """Tools the template shall show to the model; None where there are none."""
+        return None if self.tool_choice == "none" or not self.tools else self.tools
+
+
+def _single(value: Any) -> Any:
+    if isinstance(value, list) and len(value) == 1:
+        return value[0]
+    if isinstance(value, list):
+        raise ValueError("one text is taken: send a request for each prompt")  # noqa: TRY004 - as above
+    return value
+
+
+class CompletionRequest(Generation):
+    """POST /v1/completions. Blocks go before the prompt."""
+
+    prompt: Annotated[str, BeforeValidator(_single)]
+
+    @property
+    def output_limit(self) -> int | None:
+        """OpenAI's default for this route is 16 tokens."""
+        return self.max_tokens or 16
+
+
+def _json_type(value: Any) -> str:
+    names = {bool: "boolean", int: "number", float: "number", list: "list", dict: "object"}
+    return "null" if value is None else names.get(type(value), "string")

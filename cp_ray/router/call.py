@@ -1,0 +1,123 @@
+"""One request on its way: dispatch, stream back, and tell the index what really happened."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from cp_ray.core.types import FirstToken, Routed, Settled, Step
+from cp_ray.errors import EngineError
+from cp_ray.router.assembly import Finished, Prepared
+from cp_ray.router.conversation import Record, Turn
+from cp_ray.router.ports import Dispatcher, Planner
+from cp_ray.workers.engine import Chunk, Delivery, EngineRequest
+
+SaveRecord = Callable[[Record], Awaitable[None]]
+
+
+class Call:
+    """A dispatched request. `begin`, then `chunks`, and `aclose` whatever happened.
+
+    step: None when nothing was planned (reuse plain): then the index hears nothing.
+    """
+
+    def __init__(
+        self,
+        request: EngineRequest,
+        prepared: Prepared,
+        finished: Finished,
+        step: Step | None,
+        *,
+        planner: Planner,
+        dispatcher: Dispatcher,
+        save: SaveRecord | None,
+    ) -> None:
+        self.request = request
+        self._prepared = prepared
+        self._finished = finished
+        self._step = step
+        self._planner = planner
+        self._deliveries = dispatcher.stream(step, request)
+        self._save = save
+        self._first: Delivery | None = None
+        self._last: Chunk | None = None
+        self._replica: str | None = None
+        self._settled = False
+
+    async def begin(self) -> None:
+        """Wait for the first tokens; until then an error still has a status code."""
+        try:
+            self._first = await anext(self._deliveries)
+        except StopAsyncIteration:
+            raise EngineError("the engine ended the stream before its first token") from None
+        self._replica = self._first.replica
+        if self._step is not None:
+            self._planner.feedback(Routed(self.request.request_id, self._first.replica))
+            self._planner.feedback(FirstToken(self.request.request_id))
+
+    async def chunks(self) -> AsyncIterator[Chunk]:
+        """The answer. The conversation record is kept before the last chunk goes out."""
+        if self._first is None:
+            await self.begin()
+        async for delivery in self._all():
+            for chunk in delivery.chunks:
+                self._last = chunk
+                if chunk.finish_reason is not None:
+                    await self._succeeded(chunk)
+                yield chunk
+        if not self._settled:
+            raise EngineError("the engine ended the stream in the middle of the answer")
+
+    async def aclose(self) -> None:
+        """Abort what still runs; a call that did not end well is forgotten by the index."""
+        self._settle(cached_tokens=0, ok=False)
+        close = getattr(self._deliveries, "aclose", None)
+        if close is not None:
+            await close()
+
+    def explain(self) -> dict[str, Any]:
+        """The `cp_ray` object of an answer: what was planned, and what happened."""
+        step, last = self._step, self._last
+        names = {block: source.name for block, source in self._prepared.sources.items()}
+        order = step.context if step is not None else self._prepared.plan.context
+        return {
+            "request_id": self.request.request_id,
+            "replica": self._replica,
+            "branch": step.branch if step is not None else "",
+            "order": [names[block] for block in order],
+            "repeated": list(self._prepared.repeated),
+            "predicted_cached_tokens": step.reused_tokens if step is not None else 0,
+            "cached_tokens": last.cached_tokens if last is not None else 0,
+            "reason": self._reason(),
+        }
+
+    def _reason(self) -> str:
+        if self._step is None:
+            return "load"
+        if self._step.replica is not None and self._replica not in (None, self._step.replica):
+            return "spill"
+        return self._step.reason
+
+    async def _all(self) -> AsyncIterator[Delivery]:
+        if self._first is not None:
+            yield self._first
+        async for delivery in self._deliveries:
+            yield delivery
+
+    async def _succeeded(self, chunk: Chunk) -> None:
+        self._settle(cached_tokens=chunk.cached_tokens, ok=True)
+        record = self._prepared.record
+        if self._save is not None and record is not None:
+            last = record.turns[-1]
+            turn = Turn(last.user, tuple(text for text in self._finished.user if text), last.blocks)
+            turns = (*record.turns[:-1], turn)
+            await self._save(msgspec.structs.replace(record, turns=turns))
+
+    def _settle(self, *, cached_tokens: int, ok: bool) -> None:
+        if self._settled:
+            return
+        self._settled = True
+        if self._step is not None:
+            self._planner.feedback(Settled(self.request.request_id, cached_tokens, ok))

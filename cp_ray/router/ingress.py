@@ -1,0 +1,72 @@
+"""Router: the ingress deployment. Wires the HTTP application to Ray, the index and Redis."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import FastAPI
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from cp_ray.config import AppConfig
+from cp_ray.errors import EngineUnavailable
+from cp_ray.index_actor.client import IndexClient
+from cp_ray.router.dispatch import Dispatcher
+from cp_ray.router.endpoints import build_api
+from cp_ray.router.service import Service
+from cp_ray.router.tokenizer import HuggingFaceTokenizer, PromptTokenizer, WordTokenizer
+from cp_ray.store import wire
+from cp_ray.store.client import Store
+from cp_ray.store.embedded_actor import redis_url
+from cp_ray.workers.engine import EngineInfo
+from cp_ray.workers.models import resolve_model
+
+_INFO_TIMEOUT_S = 30.0
+
+
+@serve.ingress()
+class Router:
+    """One ingress replica: HTTP in, planned calls to the engine deployment out."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config_json: str, engine: DeploymentHandle
+    ) -> None:
+        """Raises ConfigError when the model's tokenizer or Redis cannot be used."""
+        config = AppConfig.model_validate_json(config_json)
+        app = serve.get_replica_context().app_name
+        tokenizer = await asyncio.to_thread(load_tokenizer, config)
+        self._store = await Store.connect(await redis_url(config, app), app)
+        self._index = IndexClient(app, config)
+        if config.reuse != "plain":
+            self._index.start()
+        self._engine = engine
+        self._service = Service(
+            config,
+            tokenizer=tokenizer,
+            planner=self._index,
+            dispatcher=Dispatcher(engine),
+            store=self._store,
+            fetch_info=self._fetch_info,
+        )
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        """Called by Serve after the constructor."""
+        return build_api(self._service)
+
+    async def _fetch_info(self) -> EngineInfo:
+        try:
+            async with asyncio.timeout(_INFO_TIMEOUT_S):
+                return wire.decode(await self._engine.info.remote(), EngineInfo)
+        except (RayError, RayServeException, TimeoutError) as error:
+            raise EngineUnavailable(
+                "no engine replica answers yet: try again when GET /readyz gives 200"
+            ) from error
+
+
+def load_tokenizer(config: AppConfig) -> PromptTokenizer:
+    """The model's tokenizer; the simulated engine needs no model and gets words."""
+    if config.engine == "simulated":
+        return WordTokenizer()
+    return HuggingFaceTokenizer(resolve_model(config.model).path)

@@ -1,0 +1,172 @@
+"""From the bytes of a body to a valid request; every fault names the field and the fix."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from cp_ray.config import AppConfig
+from cp_ray.errors import InvalidRequest
+from cp_ray.router.api import HARMLESS, REFUSED, ChatRequest, Document, Generation
+
+R = TypeVar("R", bound=Generation)
+
+
+def too_large(limit: int) -> InvalidRequest:
+    """The 413 of a body over `limit` bytes."""
+    return InvalidRequest(
+        f"the body is larger than {limit} bytes: send fewer or shorter documents, "
+        "or raise max_body_bytes",
+        code="body_too_large",
+        status=413,
+    )
+
+
+def read_json(body: bytes) -> dict[str, Any]:
+    """Decode a JSON object whose every string can be encoded; raises InvalidRequest."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise InvalidRequest(
+            f"the body is no JSON ({reason}): send a JSON object in UTF-8", code="invalid_json"
+        ) from None
+    if not isinstance(value, dict):
+        raise InvalidRequest("the body is no JSON object: send {...}", code="invalid_json")
+    for path, text in _strings(value):
+        if "\0" in text:
+            raise InvalidRequest(f"{path}: holds a NUL character (\\u0000): remove it", param=path)
+        if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+            raise InvalidRequest(
+                f"{path}: holds a lone surrogate (\\ud800-\\udfff), which is no text: "
+                "remove it or send the whole pair",
+                param=path,
+            )
+    return value
+
+
+def parse(kind: type[R], value: dict[str, Any], config: AppConfig) -> R:
+    """Check fields, types, ranges and limits; raises InvalidRequest for the first fault."""
+    _check_fields(kind, value)
+    _check_count(value.get("documents"), config)
+    try:
+        request = kind.model_validate(
+            {key: item for key, item in value.items() if item is not None}
+        )
+    except ValidationError as error:
+        raise _readable(error) from None
+    if request.model != config.public_model_name:
+        raise InvalidRequest(
+            f"model: {request.model!r} is not served here: send {config.public_model_name!r}",
+            param="model",
+            code="model_not_found",
+            status=404,
+        )
+    if isinstance(request, ChatRequest):
+        _check_messages(request)
+    _check_documents(request.documents, config)
+    if (request.output_limit or 0) > config.max_output_tokens:
+        raise InvalidRequest(
+            f"max_tokens: {request.output_limit} is more than the {config.max_output_tokens} "
+            "that are allowed: ask for fewer, or raise max_output_tokens",
+            param="max_tokens",
+            status=422,
+        )
+    return request
+
+
+def _check_fields(kind: type[Generation], value: dict[str, Any]) -> None:
+    for name, item in value.items():
+        if name in REFUSED:
+            harmless, fix = REFUSED[name]
+            if item is not None and not harmless(item):
+                raise InvalidRequest(f"{name}: {fix}", param=name, code="unsupported_parameter")
+        elif name not in kind.model_fields and name not in HARMLESS:
+            near = difflib.get_close_matches(name, [*kind.model_fields, *REFUSED], n=1)
+            hint = f"did you mean `{near[0]}`?" if near else "remove it"
+            raise InvalidRequest(
+                f"{name}: no such field: {hint}", param=name, code="unknown_parameter"
+            )
+
+
+def _check_count(documents: Any, config: AppConfig) -> None:
+    if isinstance(documents, list) and len(documents) > config.max_documents:
+        raise InvalidRequest(
+            f"documents: {len(documents)} are more than the {config.max_documents} that are "
+            "allowed: send the best ones only, or raise max_documents",
+            param="documents",
+            code="too_many_documents",
+            status=422,
+        )
+
+
+def _check_messages(request: ChatRequest) -> None:
+    if not request.messages:
+        raise InvalidRequest("messages: is empty: send at least one user message", param="messages")
+    if not any(message.role == "user" for message in request.messages):
+        raise InvalidRequest(
+            "messages: no message has the role user: send the question as one", param="messages"
+        )
+
+
+def _check_documents(documents: Sequence[Document], config: AppConfig) -> None:
+    seen: dict[str, Document] = {}
+    for position, document in enumerate(documents):
+        field = f"documents.{position}"
+        if not document.text:
+            raise InvalidRequest(
+                f"{field}.text: is empty: leave the document out", param=f"{field}.text"
+            )
+        if len(document.text.encode()) > config.max_document_bytes:
+            raise InvalidRequest(
+                f"{field}.text: is longer than {config.max_document_bytes} bytes: "
+                "split it, or raise max_document_bytes",
+                param=f"{field}.text",
+                code="document_too_large",
+                status=422,
+            )
+        if document.id is None:
+            continue
+        first = seen.setdefault(document.id, document)
+        if (first.text, first.title) != (document.text, document.title):
+            raise InvalidRequest(
+                f"{field}.id: {document.id!r} names two different texts in this request: "
+                "give each text its own id, or leave the id out",
+                param=f"{field}.id",
+                code="ambiguous_document_id",
+            )
+
+
+def _readable(error: ValidationError) -> InvalidRequest:
+    fault = error.errors(include_url=False)[0]
+    path = ".".join(str(part) for part in fault["loc"])
+    kind, context = fault["type"], fault.get("ctx", {})
+    if kind == "missing":
+        text = "is missing: add it"
+    elif kind == "extra_forbidden":
+        text = "no such field: remove it (known: id, title, text, public)"
+    elif kind == "value_error":
+        text = str(context["error"])
+    else:
+        text = f"{fault['msg'][:1].lower()}{fault['msg'][1:]}"
+    return InvalidRequest(f"{path}: {text}", param=path)
+
+
+def _strings(value: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Every string of a JSON value with its path, keys included; depth is json's own limit."""
+    stack: list[tuple[str, Any]] = [("", value)]
+    while stack:
+        path, item = stack.pop()
+        prefix = f"{path}." if path else ""
+        if isinstance(item, str):
+            yield path, item
+        elif isinstance(item, dict):
+            for key, child in item.items():
+                yield path or "body", key
+                stack.append((f"{prefix}{key}", child))
+        elif isinstance(item, list):
+            stack.extend((f"{prefix}{index}", child) for index, child in enumerate(item))

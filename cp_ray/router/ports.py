@@ -1,0 +1,40 @@
+"""What the router needs of the index, the replicas and the store; shells inject the real ones."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol
+
+from cp_ray.core.types import Feedback, PlanRequest, Step
+from cp_ray.workers.engine import Delivery, EngineInfo, EngineRequest
+
+
+class Planner(Protocol):
+    """The index, seen from the router (`cp_ray.index_actor.client.IndexClient`)."""
+
+    async def plan(self, requests: list[PlanRequest]) -> list[Step] | None:
+        """One step for each request, any order; None = down or late: pass through."""
+
+    def feedback(self, event: Feedback) -> None:
+        """Tell the index what happened; never blocks, never raises."""
+
+
+class Dispatcher(Protocol):
+    """The way to the replicas (`cp_ray.router.dispatch.Dispatcher`)."""
+
+    def stream(self, step: Step | None, request: EngineRequest) -> AsyncIterator[Delivery]:
+        """Generate where `step` says, spilling when it must; step None = Serve's own choice."""
+
+
+class RecordStore(Protocol):
+    """Small values with a time to live (`cp_ray.store.client.Store`)."""
+
+    async def get_record(self, key: str) -> bytes | None:
+        """The value, or None."""
+
+    async def put_record(self, key: str, value: bytes, ttl_s: int) -> None:
+        """Keep the value for `ttl_s` seconds."""
+
+
+FetchInfo = Callable[[], Awaitable[EngineInfo]]
+"""Ask any replica for the facts of its engine."""

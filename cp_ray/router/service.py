@@ -1,0 +1,206 @@
+"""The router without HTTP: a valid request becomes a running call (design.md section 3)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+
+from cp_ray.config import AppConfig
+from cp_ray.core.types import RequestId
+from cp_ray.errors import CpRayError, InvalidRequest, Overloaded
+from cp_ray.router.api import ChatRequest
+from cp_ray.router.assembly import Assembler, Prepared, Request, Reuse
+from cp_ray.router.auth import Authenticator, Tenant
+from cp_ray.router.call import Call
+from cp_ray.router.conversation import Conversations, Record
+from cp_ray.router.ports import Dispatcher, FetchInfo, Planner, RecordStore
+from cp_ray.router.tokenizer import PromptTokenizer
+from cp_ray.router.window import Window
+from cp_ray.workers.engine import EngineInfo, EngineRequest
+
+_THREAD_BYTES = 1 << 16
+"""Texts above this are tokenized on a thread, so that other streams go on meanwhile."""
+_LEVELS: tuple[Reuse, ...] = ("plain", "route", "full")
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
+
+
+class Service:
+    """Everything one ingress replica needs to answer; the shells it talks to are injected."""
+
+    def __init__(
+        self,
+        config: AppConfig,
+        *,
+        tokenizer: PromptTokenizer,
+        planner: Planner,
+        dispatcher: Dispatcher,
+        store: RecordStore | None,
+        fetch_info: FetchInfo,
+        new_id: Callable[[], str] = _new_id,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.config = config
+        self.auth = Authenticator(config)
+        self.assembler = Assembler(tokenizer, config.public_model_name)
+        self.planner = planner
+        self.conversations = Conversations(store, config.conversation_ttl_s)
+        self.new_id = new_id
+        self.clock = clock
+        self._dispatcher = dispatcher
+        self._fetch_info = fetch_info
+        self._info: EngineInfo | None = None
+        self._asking: asyncio.Future[EngineInfo] | None = None
+        self._queued = 0
+        self._window = Window(
+            planner, max_size=config.window_max, max_wait_s=config.window_ms / 1000
+        )
+
+    def reuse(self, asked: str | None) -> Reuse:
+        """The configured level, or a lower one that the request asks for."""
+        if asked is None:
+            return self.config.reuse
+        if asked not in _LEVELS:
+            raise InvalidRequest(
+                f"x-cp-ray-reuse: {asked!r} is no level: send plain, route or full",
+                param="x-cp-ray-reuse",
+            )
+        return min(asked, self.config.reuse, key=_LEVELS.index)
+
+    async def info(self) -> EngineInfo:
+        """Facts of the engine, asked once; raises EngineUnavailable while there is none."""
+        if self._info is None:
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.ensure_future(self._fetch_info())
+            self._info = await asyncio.shield(self._asking)
+        return self._info
+
+    async def call(self, request: Request, tenant: Tenant, reuse: Reuse) -> Call:
+        """Prepare, plan, dispatch and wait for the first token.
+
+        Raises InvalidRequest, Overloaded, EngineUnavailable or EngineError. The caller must close
+        the call. Cancelling frees what was planned.
+        """
+        async with self._queue_place():
+            prepared = await self.prepare(request, tenant, reuse)
+            step = None
+            if reuse != "plain":
+                step = (await self._window.plan(prepared.plan)).step
+            # No await until the request is on its way: the window's order must hold.
+            order = step.context if step is not None else prepared.plan.context
+            finished = self.assembler.finish(prepared, order)
+            call = Call(
+                EngineRequest(
+                    prepared.plan.request_id,
+                    finished.prompt,
+                    request.sampling(self._output_tokens(request, len(finished.prompt))),
+                    tenant.cache_salt,
+                ),
+                prepared,
+                finished,
+                step,
+                planner=self.planner,
+                dispatcher=self._dispatcher,
+                save=self._saver(request, tenant),
+            )
+            try:
+                await call.begin()
+            except BaseException:
+                await call.aclose()
+                raise
+            return call
+
+    async def prepare(self, request: Request, tenant: Tenant, reuse: Reuse) -> Prepared:
+        """Read the conversation, assemble, and check that the prompt fits the model."""
+        record = None
+        if isinstance(request, ChatRequest) and request.conversation is not None:
+            key = Conversations.key(tenant.name, request.conversation)
+            record = await self.conversations.load(key)
+        work = partial(
+            self.assembler.prepare,
+            request,
+            tenant,
+            RequestId(self.new_id()),
+            reuse=reuse,
+            record=record,
+        )
+        large = sum(len(document.text) for document in request.documents) > _THREAD_BYTES
+        prepared = await asyncio.to_thread(work) if large else work()
+        return self._fit(prepared, request, await self._context_length())
+
+    async def _context_length(self) -> int | None:
+        if self._info is None and self.config.max_model_len is not None:
+            return self.config.max_model_len
+        return (await self.info()).max_model_len
+
+    def _fit(self, prepared: Prepared, request: Request, limit: int | None) -> Prepared:
+        if limit is None:
+            return prepared
+        output = request.output_limit or 1
+        need = prepared.prompt_tokens + output
+        if need > limit:
+            field = "documents" if prepared.blocks else _text_field(request)
+            raise InvalidRequest(
+                f"{field}: this model's context length is {limit} tokens, and the request needs "
+                f"{need} ({prepared.prompt_tokens} of prompt, {output} of output): "
+                "send fewer or shorter documents, or ask for fewer output tokens",
+                param=field,
+                code="context_length_exceeded",
+            )
+        if need + prepared.annotation_tokens > limit:
+            # It fits in the order given, which needs no annotation.
+            fixed = msgspec.structs.replace(prepared.plan, movable=False)
+            return msgspec.structs.replace(prepared, plan=fixed)
+        return prepared
+
+    def _output_tokens(self, request: Request, prompt_tokens: int) -> int:
+        if request.output_limit is not None:
+            return request.output_limit
+        limit = self._info.max_model_len if self._info is not None else self.config.max_model_len
+        room = self.config.max_output_tokens if limit is None else limit - prompt_tokens
+        return max(1, min(room, self.config.max_output_tokens))
+
+    def _saver(self, request: Request, tenant: Tenant) -> Any:
+        if not isinstance(request, ChatRequest) or request.conversation is None:
+            return None
+        key = Conversations.key(tenant.name, request.conversation)
+
+        async def save(record: Record) -> None:
+            await self.conversations.save(key, record)
+
+        return save
+
+    @asynccontextmanager
+    async def _queue_place(self) -> Any:
+        if self._queued >= self.config.max_queued_requests:
+            raise Overloaded(
+                f"{self._queued} requests wait already (max_queued_requests): try again later"
+            )
+        self._queued += 1
+        try:
+            yield
+        finally:
+            self._queued -= 1
+
+
+def known_error(error: BaseException) -> CpRayError | None:
+    """The error of our own that a foreign one wraps or follows from, if there is one."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, CpRayError):
+            return seen
+        seen = getattr(seen, "cause", None) or seen.__cause__
+    return None
+
+
+def _text_field(request: Request) -> Literal["messages", "prompt"]:
+    return "messages" if isinstance(request, ChatRequest) else "prompt"

@@ -1,0 +1,238 @@
+"""Piecewise tokenization: a chat template cut at its contents, each piece tokenized alone.
+
+Block borders never merge, so token counts add up and equal blocks give equal tokens. Template text
+may hold special tokens; what a client wrote never becomes one (`<|im_end|>` in a document stays
+text).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import threading
+import zlib
+from abc import ABC, abstractmethod
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from cp_ray.errors import ConfigError, InvalidRequest
+
+CACHED_TOKENS = 8_000_000
+"""Tokens of pieces kept, 4 bytes each."""
+
+_MARK = f"cpRay{secrets.token_hex(12)}x"
+"""Stands for a content while the template is rendered; no client can know it."""
+_MARKS = re.compile(_MARK + r"(\d+)z")
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """Text that is tokenized alone. template: it may hold special tokens."""
+
+    text: str
+    template: bool = False
+
+
+class PromptTokenizer(ABC):
+    """Renders a chat template and encodes pieces; subclasses say how, this one remembers."""
+
+    start: tuple[int, ...] = ()
+    """Tokens that a prompt without chat template begins with."""
+    special_tokens: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self._cache: OrderedDict[bytes, array[int]] = OrderedDict()
+        self._cached = 0
+        self._lock = threading.Lock()  # large prompts are assembled on a thread
+
+    @abstractmethod
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
+        """The chat template's text. Raises InvalidRequest when the template refuses."""
+
+    @abstractmethod
+    def _encode(self, text: str, *, template: bool) -> Sequence[int]: ...
+
+    def encode(self, text: str, *, template: bool = False) -> Sequence[int]:
+        """Token ids of one piece, without any start or end token; O(1) for a piece seen before."""
+        key = hashlib.blake2b(text.encode(), digest_size=16, person=b"t" if template else b"u")
+        with self._lock:
+            known = self._cache.get(key.digest())
+            if known is not None:
+                self._cache.move_to_end(key.digest())
+                return known
+        ids = array("I", self._encode(text, template=template))
+        with self._lock:
+            if key.digest() not in self._cache:
+                self._cache[key.digest()] = ids
+                self._cached += len(ids)
+            while self._cached > CACHED_TOKENS:
+                self._cached -= len(self._cache.popitem(last=False)[1])
+        return ids
+
+    def tokens(self, pieces: Sequence[Piece]) -> tuple[int, ...]:
+        """Concatenated ids of pieces."""
+        ids: array[int] = array("I")
+        for piece in pieces:
+            ids.extend(self.encode(piece.text, template=piece.template))
+        return tuple(ids)
+
+    def cut(
+        self, messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]] | None
+    ) -> list[str | int]:
+        """Render with every content taken out: template texts, and positions in `messages`.
+
+        An empty content is no piece. Raises InvalidRequest when the template drops or repeats
+        tools it cannot show, or when tools hold special tokens.
+        """
+        marked = [
+            {**message, "content": f"{_MARK}{index}z" if message["content"] else ""}
+            for index, message in enumerate(messages)
+        ]
+        rendered = self.render(marked, tools, add_generation_prompt=True)
+        if tools is not None:
+            self._check_tools(marked, tools, rendered)
+        parts = _MARKS.split(rendered)
+        cut: list[str | int] = []
+        for index, part in enumerate(parts):
+            if index % 2:
+                cut.append(int(part))
+            elif part:
+                cut.append(part)
+        return cut
+
+    def _check_tools(
+        self, marked: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]], rendered: str
+    ) -> None:
+        if rendered == self.render(marked, None, add_generation_prompt=True):
+            raise InvalidRequest(
+                "tools: the chat template of this model does not show tools to it: "
+                "leave them out, or describe them in the system message",
+                param="tools",
+                code="unsupported_parameter",
+            )
+        self.refuse_special(msgspec.json.encode(tools).decode(), "tools")
+
+    def refuse_special(self, text: str, param: str) -> None:
+        """Raise InvalidRequest when template text that a client wrote holds a special token."""
+        found = next((token for token in self.special_tokens if token in text), None)
+        if found is not None:
+            raise InvalidRequest(
+                f"{param}: holds {found!r}, a special token of this model: remove it", param=param
+            )
+
+
+class HuggingFaceTokenizer(PromptTokenizer):
+    """The model's own tokenizer and chat template, by `transformers`."""
+
+    def __init__(self, path: str) -> None:
+        """Load from a folder or by a hub name; raises ConfigError when that fails."""
+        super().__init__()
+        from tokenizers import Tokenizer
+        from transformers import AutoTokenizer
+
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(path)
+            text = self._tokenizer.backend_tokenizer.to_str()
+        except (OSError, ValueError, AttributeError) as error:
+            raise ConfigError(
+                f"model: no fast tokenizer at {path}: name a model that has a tokenizer.json "
+                f"({error})",
+                param="model",
+            ) from error
+        self._template_encoder = Tokenizer.from_str(text)
+        self._text_encoder = Tokenizer.from_str(text)
+        self._text_encoder.encode_special_tokens = True  # "encode" them as the text they are
+        for encoder in (self._template_encoder, self._text_encoder):
+            encoder.no_truncation()
+            encoder.no_padding()
+        self.start = tuple(self._tokenizer("").input_ids)
+        self.special_tokens = frozenset(
+            token.content
+            for token in self._tokenizer.added_tokens_decoder.values()
+            if token.special
+        )
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
+        """See PromptTokenizer."""
+        from jinja2 import TemplateError
+
+        if self._tokenizer.chat_template is None:
+            raise InvalidRequest(
+                "messages: this model has no chat template: use /v1/completions", param="messages"
+            )
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    list(messages),
+                    tools=tools,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                )
+            )
+        except (TemplateError, TypeError, KeyError, ValueError) as error:
+            raise InvalidRequest(
+                f"messages: the chat template of this model refuses them ({error}): "
+                "change the roles or their order",
+                param="messages",
+            ) from error
+
+    def _encode(self, text: str, *, template: bool) -> Sequence[int]:
+        encoder = self._template_encoder if template else self._text_encoder
+        ids: list[int] = encoder.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+class WordTokenizer(PromptTokenizer):
+    """Deterministic, without a model: for the simulated engine. Ids are hashes of word pieces."""
+
+    special_tokens = frozenset({"<|im_start|>", "<|im_end|>"})
+    _SPECIAL = re.compile(r"(<\|im_start\|>|<\|im_end\|>)")
+    _WORD = re.compile(r" ?\w{1,8}|\s|[^\w\s]")
+    _FIRST = 16
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
+        """ChatML; tools stand in a system message of their own, as JSON."""
+        shown = [{"role": "system", "content": f"Tools: {_json(tools)}"}] if tools else []
+        lines = []
+        for message in [*shown, *messages]:
+            calls = f"\n{_json(message['tool_calls'])}" if message.get("tool_calls") else ""
+            lines.append(f"<|im_start|>{message['role']}\n{message['content']}{calls}<|im_end|>\n")
+        return "".join(lines) + ("<|im_start|>assistant\n" if add_generation_prompt else "")
+
+    def _encode(self, text: str, *, template: bool) -> Sequence[int]:
+        ids = []
+        for position, part in enumerate(self._SPECIAL.split(text) if template else [text]):
+            if position % 2:
+                ids.append(1 if part == "<|im_start|>" else 2)
+            else:
+                ids += [self._id(word) for word in self._WORD.findall(part)]
+        return ids
+
+    def _id(self, word: str) -> int:
+        return self._FIRST + zlib.crc32(word.encode()) % ((1 << 31) - self._FIRST)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

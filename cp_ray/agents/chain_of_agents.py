@@ -107,13 +107,15 @@ async def chain_of_agents(
     parts: Sequence[Part],
     *,
     rank: Ranker | None = None,
+    called: Callable[[Call], None] = lambda _: None,
     unit_tokens: int = 200,
     answer_tokens: int = 200,
 ) -> ChainAnswer:
     """Answer `question` from all `parts`, one worker each, in order.
 
-    rank: orders a part's documents by relevance; default: as they stand. Raises AgentFailed
-    that names the agent, ConfigError when there is nothing to read.
+    rank: orders a part's documents by relevance; default: as they stand. called: hears of
+    every agent's answer as it comes. Raises AgentFailed that names the agent, ConfigError when
+    there is nothing to read.
     """
     if not parts or not all(parts):
         raise ConfigError("parts: Chain-of-Agents needs at least one part, and none empty")
@@ -132,6 +134,7 @@ async def chain_of_agents(
         except ChatFailed as error:
             raise AgentFailed(prompt.agent, question, error) from error
         calls.append(Call(prompt.agent, answer))
+        called(calls[-1])
         return answer.text
 
     units: list[str] = []

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from cp_ray.demo.chunking import Section, chunk, sections
 from cp_ray.errors import ConfigError
 from cp_ray.retrieval.bm25 import Document
+from cp_ray.retrieval.chunking import Section, chunk, sections
 
 MODULES = (
     "abc", "argparse", "asyncio", "bisect", "collections", "contextlib", "copy", "csv",
@@ -58,14 +58,17 @@ def folder_corpus(folder: Path) -> tuple[Block, ...]:
     if not folder.is_dir():
         raise ConfigError(f"--documents: {folder} is not a folder")
     files = sorted(p for p in folder.rglob("*") if p.suffix in {".txt", ".md"} and p.is_file())
-    try:
-        sources = [(str(p.relative_to(folder)), p.read_text(encoding="utf-8")) for p in files]
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--documents: a file is not UTF-8 text ({error})") from error
-    blocks = _blocks(sources)
+    blocks = _blocks([(str(p.relative_to(folder)), _read(p)) for p in files])
     if not blocks:
         raise ConfigError(f"--documents: no .txt or .md file with text under {folder}")
     return blocks
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--documents: {file} is not UTF-8 text ({error})") from error
 
 
 def topic_document(topic: str) -> tuple[Block, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-WORDS_PER_BLOCK = 55
+WORDS_PER_BLOCK = 50
 """60 to 90 tokens of SmolLM2 for English prose with code names in it."""
 
 _UNDERLINE = re.compile(r'^([*=\-~^"#])\1{2,}\s*$')

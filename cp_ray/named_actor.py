@@ -15,7 +15,7 @@ from ray import serve
 from ray.exceptions import ActorDiedError, RayError
 
 NAMESPACE = "cp_ray"
-GONE_AFTER_S = 5.0
+GONE_AFTER_S = 3.0
 _PERIOD_S = 1.0
 _HEAD = "node:__internal_head__"
 _log = logging.getLogger("ray.serve")

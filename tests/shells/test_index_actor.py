@@ -1,0 +1,264 @@
+"""The index actor and its client on real Ray, Serve and Redis, with real kills."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+import ray
+from ray import cloudpickle, serve
+
+from cp_ray.config import AppConfig
+from cp_ray.core.types import (
+    BlockId,
+    Eviction,
+    EvictionReport,
+    HeadId,
+    PlanRequest,
+    ReplicaId,
+    RequestId,
+    Settled,
+)
+from cp_ray.index_actor.actor import obtain_index
+from cp_ray.index_actor.client import IndexClient
+from cp_ray.named_actor import NAMESPACE, names_with
+from cp_ray.store import wire
+from cp_ray.store.client import Store
+from cp_ray.store.embedded_actor import redis_url
+
+pytestmark = pytest.mark.ray
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+APP = "indexed"
+CONFIG = AppConfig(engine="simulated", plan_deadline_ms=400)
+PAGE = 16
+
+
+class StandIn:
+    """What the index needs of an engine replica: its facts, and a process to kill."""
+
+    def record_replica_metadata(self) -> dict[str, int]:
+        return {"page_size": PAGE, "capacity_tokens": 100_000}
+
+    async def pid(self) -> tuple[str, int]:
+        return serve.get_replica_context().replica_tag, os.getpid()
+
+
+@pytest.fixture(scope="module")
+def engine(serve_url: str) -> Iterator[Any]:
+    deployment = serve.deployment(StandIn).options(
+        name="Engine",
+        num_replicas=2,
+        health_check_period_s=0.5,
+        ray_actor_options={"num_cpus": 0.1},
+    )
+    yield serve.run(deployment.bind(), name=APP, route_prefix=f"/{APP}")
+    serve.delete(APP)
+
+
+def plan_request(name: str, *blocks: str) -> PlanRequest:
+    context = tuple(BlockId(block) for block in blocks)
+    return PlanRequest(RequestId(name), HeadId("h"), 32, context, (160,) * len(context), 8)
+
+
+def run(test: Callable[[IndexClient], Awaitable[None]]) -> None:
+    async def main() -> None:
+        client = IndexClient(APP, CONFIG)
+        try:
+            client.start()
+            await until(lambda: two_live(client))
+            await test(client)
+        finally:
+            await client.close()
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], Awaitable[Any]], seconds: float = 20) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if result := await condition():
+            return result
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"not within {seconds} s")
+
+
+async def two_live(client: IndexClient) -> bool:
+    state = await client.state()
+    return state is not None and len(state["replicas"]) == 2 and state["redis_connected"]
+
+
+async def counter(client: IndexClient, name: str) -> int:
+    state = await client.state()
+    return int(state["counters"].get(name, 0)) if state else 0
+
+
+def index_pid() -> int:
+    """The index actor's process, found by the title Ray gives it."""
+    [pid] = [
+        int(entry)
+        for entry in os.listdir("/proc")  # noqa: PTH208
+        if entry.isdigit() and is_index(entry)
+    ]
+    return pid
+
+
+def is_index(pid: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123
+            return file.read().startswith(b"ray::IndexActor")
+    except OSError:
+        return False
+
+
+def test_a_second_request_follows_the_first_to_its_replica(engine: Any) -> None:
+    async def test(client: IndexClient) -> None:
+        [first] = await client.plan([plan_request("a1", "x", "y", "z")]) or []
+        client.feedback(Settled(RequestId("a1"), 0, ok=True))
+        [second] = await client.plan([plan_request("a2", "z", "x", "y", "w")]) or []
+        assert first.replica in {uid for uid, _ in await engine.broadcast("pid").results_async()}
+        assert second.replica == first.replica
+        assert second.context[:3] == first.context
+        assert second.reused_tokens == (32 + 3 * 160) // PAGE * PAGE
+        assert client.counters()["planned"] == 2
+
+    run(test)
+
+
+def test_an_eviction_report_reaches_the_index_through_redis(engine: Any) -> None:
+    async def test(client: IndexClient) -> None:
+        [held] = await client.plan([plan_request("e1", "p", "q")]) or []
+        client.feedback(Settled(RequestId("e1"), 0, ok=True))
+        store = await Store.connect(await redis_url(CONFIG, APP), APP)
+        evictions = await counter(client, "evictions")
+        undecodable = await counter(client, "reports_undecodable")
+        await store.append_report(b"\xff no report")
+        report = EvictionReport(
+            held.replica or ReplicaId(""), 0, 0, (Eviction(RequestId("e1"), 0),)
+        )
+        await store.append_report(wire.encode(report))
+        await until(lambda: equals(client, "evictions", evictions + 1))
+        assert await counter(client, "reports_undecodable") == undecodable + 1
+        [again] = await client.plan([plan_request("e2", "p", "q")]) or []
+        assert again.reused_tokens == 0
+        await store.close()
+
+    run(test)
+
+
+async def equals(client: IndexClient, name: str, value: int) -> bool:
+    return await counter(client, name) == value
+
+
+def test_a_killed_index_costs_no_wait_and_answers_again_within_seconds(engine: Any) -> None:
+    async def test(client: IndexClient) -> None:
+        assert await client.plan([plan_request("k1", "a")])
+        os.kill(index_pid(), signal.SIGKILL)
+        await until(lambda: is_none(client))
+        began = time.monotonic()
+        assert await client.plan([plan_request("k2", "a")]) is None
+        assert time.monotonic() - began < 0.1
+        await until(lambda: client.plan([plan_request(f"k{time.monotonic_ns()}", "a")]), 15)
+        await until(lambda: two_live(client))
+
+    run(test)
+
+
+async def is_none(client: IndexClient) -> bool:
+    return await client.plan([plan_request(f"n{time.monotonic_ns()}", "a")]) is None
+
+
+def test_a_hung_index_costs_the_deadline_once_and_its_late_plan_is_taken_back(engine: Any) -> None:
+    async def test(client: IndexClient) -> None:
+        reserved = await counter(client, "reserved")
+        pid = index_pid()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            assert await client.plan([plan_request("h1", "a")]) is None
+            first = time.monotonic() - began
+            began = time.monotonic()
+            assert await client.plan([plan_request("h2", "a")]) is None
+            second = time.monotonic() - began
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert 0.35 < first < 0.7
+        assert second < 0.1
+        await until(lambda: client.plan([plan_request(f"h{time.monotonic_ns()}", "a")]))
+        planned = 1
+        await until(lambda: equals(client, "reserved", reserved + planned))
+        assert client.counters()["late"] == 1
+
+    run(test)
+
+
+def test_a_killed_replica_leaves_the_live_set_within_seconds(engine: Any) -> None:
+    async def test(client: IndexClient) -> None:
+        uid, pid = (await engine.broadcast("pid").results_async())[0]
+        os.kill(pid, signal.SIGKILL)
+
+        async def left() -> bool:
+            state = await client.state()
+            return state is not None and uid not in state["replicas"]
+
+        await until(left, 6)
+        await until(lambda: two_live(client), 20)
+
+    run(test)
+
+
+def test_feedback_is_bounded_and_never_raises_without_an_index() -> None:
+    async def main() -> None:
+        client = IndexClient("no such application", CONFIG)
+        for number in range(70_000):
+            client.feedback(Settled(RequestId(str(number)), 0, ok=True))
+        assert client.counters()["feedback_dropped"] == 70_000 - 65_536
+
+    asyncio.run(main())
+
+
+def test_redis_is_started_again_on_its_address_when_it_dies(engine: Any) -> None:
+    async def test(client: IndexClient) -> None:
+        url = await redis_url(CONFIG, APP)
+        actor = ray.get_actor(f"cp_redis:{APP}", namespace=NAMESPACE)
+        pid = await actor.pid.remote()
+        os.kill(pid, signal.SIGKILL)
+
+        async def new_pid() -> bool:
+            return await actor.pid.remote() not in (None, pid)
+
+        await until(new_pid)
+        assert await redis_url(CONFIG, APP) == url
+        await until(lambda: two_live(client))
+
+    run(test)
+
+
+def test_nothing_is_left_running_when_the_application_is_deleted(serve_url: str) -> None:
+    deployment = serve.deployment(StandIn).options(
+        name="Engine", ray_actor_options={"num_cpus": 0.1}
+    )
+    serve.run(deployment.bind(), name="brief", route_prefix="/brief")
+
+    async def main() -> int:
+        obtain_index("brief", CONFIG)
+        await redis_url(CONFIG, "brief")
+        actor = ray.get_actor("cp_redis:brief", namespace=NAMESPACE)
+        pid = int(await actor.pid.remote())
+        serve.delete("brief")
+
+        async def gone() -> bool:
+            return not names_with("cp_index:brief:") and not names_with("cp_redis:brief")
+
+        await until(gone, 20)
+        return pid
+
+    pid = asyncio.run(main())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

@@ -10,7 +10,7 @@ import re
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -60,6 +60,19 @@ def diagnose(config: AppConfig, http_port: int = HTTP_PORT) -> list[Finding]:
         lambda: check_gpus(config, gpus_here()),
     ]
     return [check() for check in checks]
+
+
+def show(findings: Sequence[Finding], *, as_json: bool = False) -> int:
+    """Write the findings to stdout; returns the exit status: 1 when something will not run."""
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(findings).decode() + "\n")
+    else:
+        for finding in findings:
+            mark = {True: "ok", False: "NO", None: "?"}[finding.ok]
+            sys.stdout.write(f"{mark:<3} {finding.name:<10}  {finding.detail}\n")
+            if finding.fix:
+                sys.stdout.write(f"{'':16}-> {finding.fix}\n")
+    return int(any(finding.ok is False for finding in findings))
 
 
 def check_python() -> Finding:
@@ -195,7 +208,7 @@ def check_gpus(config: AppConfig, here: int) -> Finding:
         return Finding(
             "gpus", ok=True, detail=detail, fix="set gpus_per_replica=1 to use it" if idle else ""
         )
-    fix = "lower replicas or tensor_parallel_size, or add hosts: `ray status` counts all of them"
+    fix = "lower replicas or gpus_per_replica, or add hosts: `ray status` counts all of them"
     # Part of a cluster, or about to be: other hosts may have the rest.
     elsewhere = "RAY_ADDRESS" in os.environ or _CURRENT_CLUSTER.exists()
     return Finding("gpus", ok=None if elsewhere else False, detail=detail, fix=fix)

@@ -61,7 +61,7 @@ def check_serve_config(path: Path, gpus: int | None = None) -> None:
     if gpus is not None and asked > gpus:
         raise ConfigError(
             f"{path}: the replicas ask for {asked:g} GPUs, the cluster file states {gpus}: "
-            "lower replicas or tensor_parallel_size, or add hosts",
+            "lower replicas or gpus_per_replica, or add hosts",
             param="replicas",
         )
 
@@ -92,12 +92,8 @@ def check_cluster_file(path: Path) -> int | None:
 
 
 def gpus_asked(config: AppConfig) -> float:
-    """GPUs all engine replicas of `config` need together."""
-    if config.engine != "vllm" or config.gpus_per_replica == 0:
-        return 0.0
-    ranks = config.tensor_parallel_size
-    each = config.gpus_per_replica if ranks == 1 else max(config.gpus_per_replica, ranks)
-    return config.replicas * each
+    """GPUs that all engine replicas of `config` need together."""
+    return config.replicas * config.gpus_per_replica
 
 
 def _stated_gpus(document: Mapping[str, Any]) -> int | None:
@@ -112,13 +108,17 @@ def _stated_gpus(document: Mapping[str, Any]) -> int | None:
     return (head or 0) + (worker or 0) * workers
 
 
-def _settings(args: Mapping[str, Any], where: str) -> AppConfig:
+def _settings(args: Any, where: str) -> AppConfig:
+    from cp_ray.deployment import engine_resources
+
     try:
-        return AppConfig.model_validate(args)
+        config = AppConfig.model_validate(args)
+        engine_resources(config)  # settings that do not go together
     except ConfigError as error:
         raise ConfigError(f"{where}.args: {error.message}", param=error.param) from error
     except ValidationError as error:
         raise _first(error, f"{where}.args") from None  # pydantic's text shows the input's secrets
+    return config
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -135,6 +136,22 @@ def test_the_engine_build_must_suit_the_hosts(monkeypatch: pytest.MonkeyPatch) -
     _builds(monkeypatch, "vllm")
     assert _engine(gpus_per_replica=1).ok is True
     assert "gpus_per_replica=1" in _engine().fix
+
+
+def test_the_report_shows_the_fix_and_the_exit_status_tells(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    good = Finding("ray", ok=True, detail="Ray 2.60")
+    unsure = Finding("model", ok=None, detail="from a hub", fix="or give a folder")
+    bad = Finding("redis", ok=False, detail="no answer", fix="start it")
+    assert doctor.show([good, unsure]) == 0
+    assert doctor.show([good, bad]) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "ok  ray         Ray 2.60"
+    assert shown[-2:] == ["NO  redis       no answer", "                -> start it"]
+    assert doctor.show([bad], as_json=True) == 1
+    [row] = json.loads(capsys.readouterr().out)
+    assert row == {"name": "redis", "ok": False, "detail": "no answer", "fix": "start it"}
 
 
 def test_asking_starts_neither_ray_nor_an_engine() -> None:

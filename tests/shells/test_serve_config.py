@@ -128,7 +128,7 @@ def test_another_application_in_the_file_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_more_gpus_than_the_cluster_states_are_refused(tmp_path: Path) -> None:
-    args = {"replicas": 16, "gpus_per_replica": 1, "tensor_parallel_size": 2}
+    args = {"replicas": 16, "gpus_per_replica": 2, "tensor_parallel_size": 2}
     document = {"applications": [_application(args=args)]}
     check_serve_config(_written(tmp_path, document), gpus=32)
     check_serve_config(_written(tmp_path, document))
@@ -138,8 +138,14 @@ def test_more_gpus_than_the_cluster_states_are_refused(tmp_path: Path) -> None:
 def test_gpus_asked_counts_shares_and_tensor_parallel_replicas() -> None:
     assert gpus_asked(AppConfig(replicas=4)) == 0
     assert gpus_asked(AppConfig(replicas=4, gpus_per_replica=0.5)) == 2
-    assert gpus_asked(AppConfig(replicas=4, gpus_per_replica=1, tensor_parallel_size=2)) == 8
-    assert gpus_asked(AppConfig(engine="simulated", gpus_per_replica=1)) == 0
+    assert gpus_asked(AppConfig(replicas=4, gpus_per_replica=2, tensor_parallel_size=2)) == 8
+
+
+def test_gpus_that_the_ranks_of_a_replica_cannot_share_are_refused(tmp_path: Path) -> None:
+    args = {"gpus_per_replica": 1, "tensor_parallel_size": 2}
+    message = _fault(tmp_path, {"applications": [_application(args=args)]})
+    assert "applications.0.args" in message
+    assert "set gpus_per_replica to 2" in message
 
 
 @pytest.mark.parametrize("text", ["", "- a", "a: [", "\x00"])

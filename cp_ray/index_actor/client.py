@@ -23,6 +23,7 @@ MAX_BATCH = 4096
 MAX_BUFFER = 65_536
 """Feedback kept while the index is down; past it the oldest is dropped."""
 PROBE_S = 0.2
+MAX_PROBE_S = 2.0
 KEEPALIVE_S = 5.0
 PROBE_TIMEOUT_S = 2.0
 _log = logging.getLogger("ray.serve")
@@ -134,6 +135,7 @@ class IndexClient:
 
     async def _keep_up(self) -> None:
         """Probe the actor after every fault, and now and then; find it again when it is gone."""
+        pause_s = PROBE_S
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._fault.wait(), KEEPALIVE_S)
@@ -144,8 +146,10 @@ class IndexClient:
                 await asyncio.wait_for(self._actor.ready.remote(), PROBE_TIMEOUT_S)
             except (RayError, TimeoutError, ValueError) as error:
                 self._break(repr(error))
-                await asyncio.sleep(PROBE_S)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, MAX_PROBE_S)
                 continue
+            pause_s = PROBE_S
             self._fault.clear()
             self._up = True
             self._heard.set()

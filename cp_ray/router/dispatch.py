@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import (
     BackPressureError,
     DeploymentUnavailableError,
@@ -22,7 +22,8 @@ from cp_ray.workers.engine import Delivery, EngineRequest
 
 TRIES = 3
 """A request whose replica dies before it answers is sent again: generation has no side effect."""
-_GONE = (ActorDiedError, ActorUnavailableError, ReplicaUnavailableError)
+_GONE = (RayError, ReplicaUnavailableError)
+"""Of Ray's errors all but RayTaskError, which carries what the replica raised."""
 
 
 class Dispatcher:
@@ -71,12 +72,12 @@ class Dispatcher:
             async for data in response:
                 yield wire.decode(data, Delivery)
             finished = True
-        except _GONE:
-            finished = True  # there is nothing left to cancel
-            raise
         except RayTaskError as error:
             finished = True
             raise _cause(error) from error
+        except _GONE:
+            finished = True  # there is nothing left to cancel
+            raise
         except BackPressureError as error:
             finished = True
             raise Overloaded(
@@ -93,7 +94,7 @@ class Dispatcher:
 def _cause(error: RayTaskError) -> Exception:
     """What the replica raised, without Ray's wrapping."""
     cause = error.cause
-    if isinstance(cause, CpRayError | RayActorError):
+    if isinstance(cause, CpRayError):
         return cause
     return EngineError(f"the engine replica failed: {type(cause).__name__}: {cause}")
 

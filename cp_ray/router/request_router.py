@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, TypedDict
 
@@ -93,9 +94,9 @@ class PlannedReplicaRouter(RequestRouter):
                 replica = await self._try(pending_request, attempt)
                 if replica is not None:
                     return replica
-                room = asyncio.ensure_future(self._room.wait())
-                await asyncio.wait([room], timeout=self._compute_backoff_s(attempt))
-                room.cancel()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._compute_backoff_s(attempt)):
+                        await self._room.wait()
                 attempt += 1
 
     async def _try(self, pending_request: PendingRequest, attempt: int) -> RunningReplica | None:

@@ -22,11 +22,13 @@ from cp_ray.core.types import (
     HeadId,
     PlanRequest,
     ReplicaId,
+    ReplicaInfo,
     RequestId,
     Settled,
 )
 from cp_ray.index_actor.actor import obtain_index
 from cp_ray.index_actor.client import IndexClient
+from cp_ray.index_actor.serve_live_set import LiveSet
 from cp_ray.named_actor import NAMESPACE, names_with
 from cp_ray.store import wire
 from cp_ray.store.client import Store
@@ -211,6 +213,24 @@ def test_a_killed_replica_leaves_the_live_set_within_seconds(engine: Any) -> Non
         await until(lambda: two_live(client), 20)
 
     run(test)
+
+
+def test_without_the_long_poll_the_live_set_is_polled(engine: Any) -> None:
+    async def main() -> None:
+        seen: list[list[ReplicaInfo]] = []
+        live_set = LiveSet(APP, "Engine", seen.append)
+        live_set.source = "poll"
+        follower = asyncio.create_task(live_set.run())
+        pids = dict(await engine.broadcast("pid").results_async())
+
+        async def all_seen() -> bool:
+            return bool(seen) and {info.replica for info in seen[-1]} == set(pids)
+
+        await until(all_seen)
+        assert {(info.page_size, info.capacity_tokens) for info in seen[-1]} == {(PAGE, 100_000)}
+        follower.cancel()
+
+    asyncio.run(main())
 
 
 def test_feedback_is_bounded_and_never_raises_without_an_index() -> None:

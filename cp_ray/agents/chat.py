@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import msgspec
 import openai
+from openai.types import CompletionUsage
 
 from cp_ray.errors import CpRayError
 
@@ -57,28 +58,46 @@ async def chat(
     documents: Sequence[Mapping[str, Any]] = (),
     conversation: str | None = None,
     agent: str | None = None,
+    stream: bool = True,
 ) -> Answer:
-    """Stream one answer at temperature 0; raises ChatFailed when it does not come whole.
+    """Get one answer at temperature 0; raises ChatFailed when it does not come whole.
 
-    documents: best first. conversation, agent: as in the API, left out when None.
+    documents: best first. conversation, agent: as in the API, left out when None. stream: False
+    waits for the whole answer, whose first token then counts as late as its last.
     """
     extra: dict[str, Any] = {"documents": list(documents)} if documents else {}
     extra |= {"conversation": conversation} if conversation is not None else {}
     extra |= {"agent": agent} if agent is not None else {}
-    typed: Any = [dict(message) for message in messages]
+    request: dict[str, Any] = {
+        "model": model,
+        "messages": [dict(message) for message in messages],
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "extra_body": extra,
+    }
+    return await (_streamed(client, request) if stream else _whole(client, request))
+
+
+async def _whole(client: openai.AsyncOpenAI, request: dict[str, Any]) -> Answer:
+    sent = time.perf_counter()
+    try:
+        completion = await client.chat.completions.create(**request)
+    except (openai.OpenAIError, httpx.HTTPError) as error:
+        raise _failed(error, started=False) from error
+    if not completion.choices or completion.usage is None:
+        raise ChatFailed("the answer has no choice or no usage", status=0, started=False)
+    took = time.perf_counter() - sent
+    return _answer(completion.choices[0].message.content or "", took, took, completion.usage)
+
+
+async def _streamed(client: openai.AsyncOpenAI, request: dict[str, Any]) -> Answer:
     sent = time.perf_counter()
     first: float | None = None
     parts: list[str] = []
     finished, usage = False, None
     try:
         stream = await client.chat.completions.create(
-            model=model,
-            messages=typed,
-            max_tokens=max_tokens,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-            extra_body=extra,
+            **request, stream=True, stream_options={"include_usage": True}
         )
         async with stream:
             async for chunk in stream:
@@ -88,25 +107,31 @@ async def chat(
                         parts.append(choice.delta.content)
                     finished = finished or choice.finish_reason is not None
                 usage = chunk.usage or usage
-    except openai.APIStatusError as error:
-        raise ChatFailed(str(error), status=error.status_code, started=False) from error
     except (openai.OpenAIError, httpx.HTTPError) as error:
-        # An error inside the stream, or a connection that broke: there is no status any more.
-        text = str(error) or type(error).__name__
-        raise ChatFailed(text, status=0, started=first is not None) from error
+        raise _failed(error, started=first is not None) from error
     done = time.perf_counter()
     if not finished or usage is None:
         raise ChatFailed("the stream ended early", status=0, started=first is not None)
+    # An answer may be empty: its only token ended it, and came with the last chunk.
+    return _answer("".join(parts), (first or done) - sent, done - sent, usage)
+
+
+def _answer(text: str, ttft_s: float, total_s: float, usage: CompletionUsage) -> Answer:
     details = usage.prompt_tokens_details
     return Answer(
-        text="".join(parts),
-        # An answer may be empty: its only token ended it, and came with the last chunk.
-        ttft_s=(first or done) - sent,
-        total_s=done - sent,
+        text=text,
+        ttft_s=ttft_s,
+        total_s=total_s,
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=(details.cached_tokens or 0) if details else 0,
         completion_tokens=usage.completion_tokens,
     )
+
+
+def _failed(error: Exception, *, started: bool) -> ChatFailed:
+    """Inside a stream, and where a connection broke, there is no status (any more): 0."""
+    status = error.status_code if isinstance(error, openai.APIStatusError) else 0
+    return ChatFailed(str(error) or type(error).__name__, status=status, started=started)
 
 
 def _rebuilt(message: str, status: int, started: bool) -> ChatFailed:

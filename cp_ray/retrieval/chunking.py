@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-WORDS_PER_BLOCK = 50
-"""60 to 90 tokens of SmolLM2 for English prose with code names in it."""
+WORDS_PER_BLOCK = 45
+"""About 70 tokens of SmolLM2 for English prose with code names in it."""
 
 _UNDERLINE = re.compile(r'^([*=\-~^"#])\1{2,}\s*$')
 _SENTENCE = re.compile(r"(?<=[.:;!?])\s+")

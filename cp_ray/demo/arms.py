@@ -1,0 +1,153 @@
+"""Start the application for one arm, wait until it answers, and leave nothing running.
+
+Every arm gets fresh engine processes, so all caches are equally cold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import psutil
+from tqdm import tqdm
+
+from cp_ray.config import AppConfig
+from cp_ray.demo.host import STAGES
+from cp_ray.errors import ConfigError
+
+ARMS = {
+    "plain": "Serve's own router, documents in the order given",
+    "route": "order kept, replica chosen by prefix",
+    "full": "ordering, de-duplication and routing",
+}
+START_S = 420.0
+STOP_S = 60.0
+
+
+class Running(msgspec.Struct, frozen=True):
+    """A started application. host: the process that owns its Ray, and all its processes."""
+
+    url: str
+    host: psutil.Process
+    log: Path
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process under the host that still runs: ours alone, never another Ray's."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return self.host.children(recursive=True)
+        return []
+
+
+@contextlib.contextmanager
+def running(name: str, config: AppConfig, logs: Path) -> Iterator[Running]:
+    """Serve `config` while the block runs; `name` heads the bar and the log file.
+
+    Raises ConfigError with the end of the log when the application does not start.
+    """
+    port = _free_port()
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / f"{name}.log"
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cp_ray.demo.host", str(port), *settings(config)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=sink,
+            env=_environment(),
+            # A Ctrl-C is for the demo, which then ends its host in order.
+            start_new_session=True,
+        )
+    app = Running(f"http://127.0.0.1:{port}", psutil.Process(process.pid), log)
+    try:
+        _wait(name, process, app)
+        yield app
+    finally:
+        _end(process, app)
+
+
+def settings(config: AppConfig) -> list[str]:
+    """The key=value arguments that give `config` back, as one types them after `serve run`."""
+    given = config.model_dump(exclude_defaults=True)
+    return [f"{key}={_typed(value)}" for key, value in given.items()]
+
+
+def _typed(value: Any) -> str:
+    return msgspec.json.encode(value).decode() if isinstance(value, dict) else str(value)
+
+
+def _wait(name: str, process: subprocess.Popen[bytes], app: Running) -> None:
+    said: list[str] = []
+    reader = threading.Thread(target=_read, args=(process, said), daemon=True)
+    reader.start()
+    deadline = time.monotonic() + START_S
+    with tqdm(total=len(STAGES) + 1, desc=f"{name}: start", unit="step", leave=False) as bar:
+        while True:
+            bar.n = len([stage for stage in STAGES if stage in said])
+            bar.refresh()
+            if process.poll() is not None:
+                raise ConfigError(f"the application ended at its start:\n{_end_of(app.log)}")
+            if bar.n == len(STAGES) and _ready(app.url):
+                return
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"the application is not ready after {START_S:.0f} s:\n{_end_of(app.log)}"
+                )
+            time.sleep(0.5)
+
+
+def _read(process: subprocess.Popen[bytes], said: list[str]) -> None:
+    if process.stdout is not None:
+        said.extend(line.decode(errors="replace").strip() for line in process.stdout)
+
+
+def _ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz", timeout=10).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _end(process: subprocess.Popen[bytes], app: Running) -> None:
+    """Ask the host to stop; what then still runs of its processes is ended here."""
+    children = app.processes()
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+    try:
+        process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        children = {*children, *app.processes()}  # type: ignore[assignment]
+        process.kill()
+        process.wait()
+    # psutil compares start times too: a reused pid is not ours, and is not touched.
+    _, alive = psutil.wait_procs(list(children), timeout=5)
+    for child in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(alive, timeout=5)
+
+
+def _environment() -> dict[str, str]:
+    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    quiet = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+    return env | quiet | {"PYTHONUNBUFFERED": "1", "TQDM_DISABLE": "1"}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _end_of(log: Path, lines: int = 25) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])

@@ -92,7 +92,7 @@ class Assembler:
             head, question, tail = self._cut_chat(request, turns)
         else:
             head, question, tail = (), request.prompt, ()
-        blocks, sources = _blocks(request.documents, tenant)
+        blocks, sources = blocks_of(request.documents, tenant)
         repeated: Context = ()
         if reuse == "full" and matched:
             seen = {block for turn in turns for block in turn.blocks}
@@ -219,7 +219,7 @@ def _last_user(messages: Sequence[Message]) -> int:
     return max(index for index, message in enumerate(messages) if message.role == "user")
 
 
-def _blocks(
+def blocks_of(
     documents: Sequence[Document], tenant: Tenant
 ) -> tuple[tuple[Block, ...], dict[BlockId, Source]]:
     """Distinct blocks, best first: equal documents collapse to the first."""

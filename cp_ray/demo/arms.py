@@ -25,11 +25,6 @@ from cp_ray.config import AppConfig
 from cp_ray.demo.host import STAGES
 from cp_ray.errors import ConfigError
 
-ARMS = {
-    "plain": "Serve's own router, documents in the order given",
-    "route": "order kept, replica chosen by prefix",
-    "full": "ordering, de-duplication and routing",
-}
 START_S = 420.0
 STOP_S = 60.0
 

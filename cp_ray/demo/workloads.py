@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +11,8 @@ import msgspec
 from cp_ray.demo.corpus import Block, folder_corpus, python_corpus, topic_document
 from cp_ray.demo.questions import Conversation, python_questions, read_questions
 from cp_ray.errors import ConfigError
-from cp_ray.retrieval.bm25 import Bm25Retriever, Document
+from cp_ray.retrieval.bm25 import Bm25Retriever, Document, ranker_of_parts
+from cp_ray.retrieval.chunking import split_evenly
 
 TOP_K = 8
 WORKERS = 5
@@ -43,8 +43,7 @@ class Chain(msgspec.Struct, frozen=True):
 
     def ranker(self) -> Callable[[int, str], Sequence[Document]]:
         """Rank a part's blocks by their relevance to the question."""
-        retrievers = [Bm25Retriever(part) for part in self.parts]
-        return lambda part, question: retrievers[part].rank(question)
+        return ranker_of_parts(self.parts)
 
 
 class Workloads(msgspec.Struct, frozen=True):
@@ -123,8 +122,7 @@ def chain_over(document: Sequence[Block], questions: Sequence[str]) -> Chain:
             f"one of at least {WORKERS} (about {WORKERS * 50} words)"
         )
     read = [block.document() for block in document[: WORKERS * BLOCKS_PER_WORKER]]
-    borders = [round(i * len(read) / WORKERS) for i in range(WORKERS + 1)]
-    parts = tuple(tuple(read[start:end]) for start, end in itertools.pairwise(borders))
+    parts = tuple(tuple(part) for part in split_evenly(read, WORKERS))
     return Chain(document[0].source, parts, tuple(questions))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NotRequired, TypedDict
 
 import bm25s
@@ -67,6 +67,14 @@ class Bm25Retriever:
         found = self.search(question, len(self._documents))
         ids = {document["id"] for document in found}
         return found + [d for d in self._documents if d["id"] not in ids]
+
+
+def ranker_of_parts(
+    parts: Sequence[Sequence[Document]],
+) -> Callable[[int, str], list[Document]]:
+    """(number of a part, question) -> that part's documents, best first."""
+    retrievers = [Bm25Retriever(part) for part in parts]
+    return lambda part, question: retrievers[part].rank(question)
 
 
 def _words(texts: list[str]) -> list[list[str]]:

@@ -5,10 +5,14 @@ A section is chunked by itself, so the same section gives the same blocks wherev
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
+
+T = TypeVar("T")
 
 WORDS_PER_BLOCK = 45
 """About 70 tokens of SmolLM2 for English prose with code names in it."""
@@ -65,6 +69,12 @@ def chunk(text: str, words: int = WORDS_PER_BLOCK) -> list[str]:
     elif pending:
         chunks.append("\n\n".join(pending))
     return chunks
+
+
+def split_evenly(items: Sequence[T], parts: int) -> list[list[T]]:
+    """Contiguous shares in order, whose sizes differ by at most one; none empty if enough."""
+    borders = [round(i * len(items) / parts) for i in range(parts + 1)]
+    return [list(items[start:end]) for start, end in itertools.pairwise(borders)]
 
 
 def _pieces(text: str, words: int) -> Iterator[str]:

@@ -225,19 +225,25 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     listening = asyncio.ensure_future(_disconnected(request.receive))
     try:
         await asyncio.wait({working, listening}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise _ClientGone
-        return working.result()
-    except (asyncio.CancelledError, _ClientGone):
-        working.cancel()
-        await asyncio.wait({working})
-        if not working.cancelled() and working.exception() is None:
-            result = working.result()
-            if isinstance(result, Call):  # begun in the very tick its client went away
-                await result.aclose()
+        if working.done():
+            return working.result()
+    except asyncio.CancelledError:
+        await _discard(working)
         raise
     finally:
         listening.cancel()
+    await _discard(working)
+    raise _ClientGone
+
+
+async def _discard(working: asyncio.Future[Any]) -> None:
+    working.cancel()
+    await asyncio.wait({working})
+    if working.cancelled() or working.exception() is not None:
+        return
+    result = working.result()
+    if isinstance(result, Call):  # begun in the very tick its client went away
+        await result.aclose()
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -152,7 +152,7 @@ def _readable(error: ValidationError) -> InvalidRequest:
     elif kind == "value_error":
         text = str(context["error"])
     else:
-        text = f"{fault['msg'][:1].lower()}{fault['msg'][1:]}"
+        text = fault["msg"][:1].lower() + fault["msg"][1:].replace("valid tuple", "list")
     return InvalidRequest(f"{path}: {text}", param=path)
 
 

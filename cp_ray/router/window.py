@@ -116,7 +116,7 @@ async def plan_or_pass(planner: Planner, requests: list[PlanRequest]) -> list[St
 
 
 def _checked(request: PlanRequest, step: Step | None) -> Step:
-    if step is None:
+    if step is None or step.reason == "passthrough":
         return passthrough(request)
     permutes = sorted(step.context) == sorted(request.context)
     if permutes and (request.movable or step.context == request.context):

@@ -12,6 +12,7 @@ import ray
 
 from cp_ray.config import AppConfig
 from cp_ray.core.index import ContextIndex
+from cp_ray.core.offline import OfflineOrders
 from cp_ray.core.types import Feedback, PlanRequest, ReplicaInfo
 from cp_ray.errors import ConfigError
 from cp_ray.index_actor.report_reader import ReportReader
@@ -113,9 +114,10 @@ def new_index(config: AppConfig) -> ContextIndex:
     if config.index is None:
         return ContextIndex(alpha=config.alpha)
     try:
-        return ContextIndex.restore(Path(config.index).read_bytes())
+        offline = OfflineOrders.load(Path(config.index).read_bytes())
     except OSError as error:
         raise ConfigError(f"index file cannot be read: {error}", param="index") from error
+    return ContextIndex(alpha=config.alpha, offline=offline)
 
 
 def obtain_index(app: str, config: AppConfig) -> Any:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 import msgspec
@@ -83,8 +83,8 @@ class Engine(Protocol):
     async def start(self, listener: CacheListener) -> EngineInfo:
         """Load the model and begin to report. Raises ConfigError with the fix."""
 
-    def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
-        """Stream the answer; closing the iterator aborts the request.
+    def generate(self, request: EngineRequest) -> AsyncGenerator[Chunk, None]:
+        """Stream the answer; closing the generator aborts the request.
 
         Raises InvalidRequest when the prompt cannot fit, EngineError when the engine fails.
         """

@@ -103,8 +103,8 @@ class EventStream:
         on_batch: Callable[[list[CacheEvent]], None],
         on_hole: Callable[[], None],
     ) -> None:
-        from zmq.constants import RCVHWM, SUB
         from zmq.asyncio import Context
+        from zmq.constants import RCVHWM, SUB
 
         self._replay_endpoint = replay_endpoint
         self._on_batch = on_batch

@@ -8,7 +8,7 @@ import importlib.util
 import logging
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class VllmEngine:
         # Not under TMPDIR: the path of a socket has at most 107 bytes.
         self._sockets = Path(tempfile.mkdtemp(prefix="cp_ray_", dir="/tmp"))
         try:
-            self._llm = await asyncio.to_thread(self._load)
+            await asyncio.to_thread(self._load)
         except BaseException:
             await self.close()
             raise
@@ -63,7 +63,7 @@ class VllmEngine:
         self._following = asyncio.create_task(self._events.run(), name="cache-events")
         return self._info
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Chunk, None]:
         """Stream the answer. `completion_tokens` counts from the start of the answer."""
         from vllm.exceptions import VLLMClientError
 
@@ -127,7 +127,7 @@ class VllmEngine:
             shutil.rmtree(self._sockets, ignore_errors=True)
             self._sockets = None
 
-    def _load(self) -> Any:
+    def _load(self) -> None:
         check_engine_kwargs(self._config.engine_kwargs)
         if importlib.util.find_spec("vllm") is None:
             raise ConfigError(
@@ -145,7 +145,7 @@ class VllmEngine:
         assert self._sockets is not None  # noqa: S101 - start() made it
         args = engine_args(self._config, model, self._sockets, cpu)
         try:
-            return AsyncLLM.from_engine_args(args)
+            self._llm = AsyncLLM.from_engine_args(args)
         except (ValueError, OSError, RuntimeError) as error:
             # What vLLM raises for a bad model, too little memory or a wrong argument.
             raise ConfigError(f"vLLM does not start: {error}", param="model") from error

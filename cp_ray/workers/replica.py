@@ -1,0 +1,130 @@
+"""EngineReplica: one engine under Ray Serve. The engine answers, the reporter reports."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+
+from cp_ray.config import AppConfig
+from cp_ray.core.types import ReplicaId
+from cp_ray.errors import EngineUnavailable
+from cp_ray.store import wire
+from cp_ray.store.client import Store
+from cp_ray.store.embedded_actor import redis_url
+from cp_ray.workers.engine import Chunk, Delivery, Engine, EngineRequest
+from cp_ray.workers.reporter import Reporter
+
+log = logging.getLogger("ray.serve")
+
+DELIVERY_S = 0.02
+"""After the first token, chunks go out together: each message costs about 2 ms of CPU."""
+
+
+class EngineReplica:
+    """One engine under Serve."""
+
+    async def __init__(self, config_json: str) -> None:  # type: ignore[misc]
+        """Load the engine; Serve counts the replica as running when this returns.
+
+        config_json: `AppConfig.to_json()`. Raises ConfigError.
+        """
+        self._config = AppConfig.model_validate_json(config_json)
+        context = serve.get_replica_context()
+        self._replica = ReplicaId(context.replica_id.unique_id)
+        self._app = context.app_name
+        self._store: Store | None = None
+        self._engine = make_engine(self._config)
+        reporter = Reporter(self._replica, self._send)
+        self._info = await self._engine.start(reporter)
+        self._reporting = asyncio.create_task(reporter.run(), name="eviction-reports")
+
+    async def generate(
+        self,
+        payload: bytes,
+        cp_plan: dict[str, Any] | None = None,  # noqa: ARG002 - the request router reads it
+    ) -> AsyncGenerator[bytes, None]:
+        """Wire-encoded EngineRequest -> wire-encoded Deliveries.
+
+        When the caller goes away Serve cancels this generator, and the engine aborts.
+        """
+        request = wire.decode(payload, EngineRequest)
+        async with aclosing(deliveries(self._replica, self._engine, request)) as stream:
+            async for delivery in stream:
+                yield wire.encode(delivery)
+
+    async def info(self) -> bytes:
+        """Wire-encoded EngineInfo."""
+        return wire.encode(self._info)
+
+    async def reset_cache(self) -> None:
+        """Drop the engine's prefix cache; the index hears of a new epoch."""
+        await self._engine.reset_cache()
+
+    async def check_health(self) -> None:
+        """Raise when the engine died: Serve then replaces the replica."""
+        await self._engine.check_health()
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """Facts the routers and the index get from Serve together with the live set."""
+        return {
+            "page_size": self._info.page_size,
+            "capacity_tokens": self._info.capacity_tokens,
+            "max_model_len": self._info.max_model_len,
+            "engine": self._info.engine,
+            "simulated": self._info.simulated,
+        }
+
+    async def __del__(self) -> None:
+        """Serve awaits this when it stops the replica."""
+        if hasattr(self, "_reporting"):
+            self._reporting.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._reporting
+        await self._engine.close()
+        if self._store is not None:
+            await self._store.close()
+
+    async def _send(self, report: bytes) -> None:
+        """Append to the report stream. Redis may come up after us: connect when it is needed."""
+        try:
+            if self._store is None:
+                url = await redis_url(self._config, self._app)
+                self._store = await Store.connect(url, self._app)
+        except RayError as error:  # the embedded server's actor
+            raise EngineUnavailable(f"no Redis to report to: {error}") from error
+        await self._store.append_report(report)
+
+
+async def deliveries(
+    replica: ReplicaId, engine: Engine, request: EngineRequest
+) -> AsyncGenerator[Delivery, None]:
+    """The first chunk at once, then those of DELIVERY_S together, and the rest at the end."""
+    waiting: list[Chunk] = []
+    sent_at = float("-inf")
+    async with aclosing(engine.generate(request)) as chunks:
+        async for chunk in chunks:
+            waiting.append(chunk)
+            now = time.monotonic()
+            if now - sent_at >= DELIVERY_S or chunk.finish_reason is not None:
+                yield Delivery(replica, waiting)
+                waiting, sent_at = [], now
+    if waiting:
+        yield Delivery(replica, waiting)
+
+
+def make_engine(config: AppConfig) -> Engine:
+    """The engine that the settings name."""
+    if config.engine == "simulated":
+        from cp_ray.workers.simulated_engine import SimulatedEngine
+
+        return SimulatedEngine(config)
+    from cp_ray.workers.vllm_engine import VllmEngine
+
+    return VllmEngine(config)

@@ -24,52 +24,9 @@ from cp_ray.config import AppConfig
 from cp_ray.demo.arms import running
 from cp_ray.workers.models import resolve_model
 
-WORDS = [
-    "time",
-    "people",
-    "water",
-    "house",
-    "world",
-    "school",
-    "state",
-    "family",
-    "student",
-    "group",
-    "country",
-    "problem",
-    "hand",
-    "part",
-    "place",
-    "case",
-    "week",
-    "company",
-    "system",
-    "program",
-    "question",
-    "work",
-    "night",
-    "point",
-    "home",
-    "room",
-    "mother",
-    "area",
-    "money",
-    "story",
-    "fact",
-    "month",
-    "lot",
-    "right",
-    "study",
-    "book",
-    "eye",
-    "job",
-    "word",
-    "business",
-    "issue",
-    "side",
-    "kind",
-    "head",
-]
+WORDS = ["time", "people", "water", "house", "world", "school", "state", "family", "country"]
+WORDS += ["problem", "hand", "part", "place", "case", "week", "company", "system", "question"]
+WORDS += ["work", "night", "point", "home", "room", "area", "money", "story", "fact", "month"]
 DOCUMENTS, WORDS_PER_DOCUMENT = 8, 48
 
 

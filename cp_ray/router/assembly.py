@@ -155,7 +155,6 @@ class Assembler:
         messages = [self._message(index, m) for index, m in enumerate(request.messages)]
         last = _last_user(request.messages)
         question = request.messages[last].content
-        messages[last]["content"] = question or " "  # an empty content would leave no mark
         earlier = iter(turns)
         contents: dict[int, tuple[str, ...]] = {}
         for index, message in enumerate(request.messages):
@@ -179,7 +178,10 @@ class Assembler:
     def _message(self, index: int, message: Message) -> dict[str, Any]:
         """As a chat template reads it; what the template shows beside the content is checked."""
         role = "system" if message.role == "developer" else message.role
-        shown: dict[str, Any] = {"role": role, "content": message.content}
+        content = message.content
+        if message.role == "user" and not content:
+            content = " "  # an empty content leaves no mark, and its blocks would have no place
+        shown: dict[str, Any] = {"role": role, "content": content}
         extra: dict[str, Any] = {}
         if message.tool_calls:
             extra["tool_calls"] = [_with_arguments(call) for call in message.tool_calls]
@@ -207,7 +209,7 @@ def user_text(user: Sequence[str]) -> str:
 def _check_shown(cut: Sequence[str | int], messages: Sequence[Message]) -> None:
     """A template that drops or repeats a user message would lose or repeat its blocks."""
     for index, message in enumerate(messages):
-        if message.role == "user" and message.content and cut.count(index) != 1:
+        if message.role == "user" and cut.count(index) != 1:
             raise InvalidRequest(
                 f"messages.{index}: the chat template of this model shows this message "
                 f"{cut.count(index)} times: send fewer messages, or use /v1/completions",

@@ -28,8 +28,11 @@ def bench() -> Iterator[Bench]:
         yield it
 
 
+CLIENT = OpenAI(base_url="http://127.0.0.1", api_key="none", max_retries=0, timeout=20)
+
+
 def client(bench: Bench, key: str = "none") -> OpenAI:
-    return OpenAI(base_url=f"{bench.url}/v1", api_key=key, max_retries=0, http_client=HTTP)
+    return CLIENT.with_options(base_url=f"{bench.url}/v1", api_key=key)
 
 
 def ask(bench: Bench, headers: dict[str, str] | None = None, **body: object) -> httpx.Response:

@@ -1,0 +1,211 @@
+"""Multi-turn de-duplication over HTTP with a real Valkey: what a record may and may not do."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cp_ray.core.types import RequestId
+from cp_ray.errors import EngineError
+from cp_ray.router.conversation import MAX_BYTES, Conversations, Record, Turn
+from cp_ray.store.client import Store
+from cp_ray.store.embedded import EmbeddedServer
+from tests.shells.http_support import HTTP, Bench, MemoryStore, running
+
+A, B, C = ({"id": name, "text": f"{name} says {name * 3} " * 12} for name in ("aa", "bb", "cc"))
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+class LoopStore:
+    """A Store that connects on the loop that uses it first."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._store: Store | None = None
+
+    async def _connected(self) -> Store:
+        self._store = self._store or await Store.connect(self._url, "test")
+        return self._store
+
+    async def get_record(self, key: str) -> bytes | None:
+        return await (await self._connected()).get_record(key)
+
+    async def put_record(self, key: str, value: bytes, ttl_s: int) -> None:
+        await (await self._connected()).put_record(key, value, ttl_s)
+
+
+@pytest.fixture(scope="module")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    server = EmbeddedServer(Path(tmp_path_factory.mktemp("valkey")))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def bench(valkey: EmbeddedServer) -> Iterator[Bench]:
+    with running(Bench(store=LoopStore(valkey.url))) as it:
+        yield it
+
+
+class Chat:
+    """A client that keeps its own history, as clients do: its texts, without documents."""
+
+    def __init__(self, bench: Bench, name: str, system: dict[str, str] = SYSTEM) -> None:
+        self.bench = bench
+        self.name = name
+        self.messages: list[dict[str, str]] = [system]
+
+    def ask(self, question: str, *documents: Any, **headers: str) -> dict[str, Any]:
+        self.messages.append({"role": "user", "content": question})
+        body = {
+            "model": "sim",
+            "messages": self.messages,
+            "documents": documents,
+            "conversation": self.name,
+        }
+        response = HTTP.post(
+            f"{self.bench.url}/v1/chat/completions",
+            json=body,
+            headers={"x-cp-ray-explain": "1", **headers},
+        )
+        answer: dict[str, Any] = response.json()
+        if response.status_code == 200:
+            self.messages.append(answer["choices"][0]["message"])
+        return answer
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return self.bench.dispatcher.sent[-1].prompt
+
+
+def count(bench: Bench, prompt: tuple[int, ...], text: str) -> int:
+    """How often the tokens of `text` stand in the prompt."""
+    part = tuple(bench.tokenizer.encode(text))
+    return sum(prompt[i : i + len(part)] == part for i in range(len(prompt)))
+
+
+def test_a_later_turn_refers_to_the_blocks_of_an_earlier_one(bench: Bench) -> None:
+    chat = Chat(bench, "refers")
+    chat.ask("first?", A, B)
+    first = chat.prompt
+    second = chat.ask("second?", B, C)
+    assert second["cp_ray"]["repeated"] == ["bb"]
+    assert second["cp_ray"]["order"] == ["bb", "cc"]
+    for document in (A, B, C):
+        assert count(bench, chat.prompt, document["text"]) == 1
+    assert count(bench, chat.prompt, "Please refer to [Doc") == 1
+    assert chat.prompt[: len(first)] == first
+    assert second["cp_ray"]["cached_tokens"] >= len(first) // 4 * 4
+    third = chat.ask("third?", C, A)
+    assert third["cp_ray"]["repeated"] == ["cc", "aa"]
+    assert count(bench, chat.prompt, "Please refer to [Doc") == 3
+
+
+def test_the_index_learns_which_request_the_head_extends(bench: Bench) -> None:
+    chat = Chat(bench, "predecessor")
+    chat.ask("first?", A, B)
+    second = chat.ask("second?", C)
+    assert second["cp_ray"]["reason"] == "holder"
+    assert second["cp_ray"]["predicted_cached_tokens"] > 0
+    assert second["cp_ray"]["predicted_cached_tokens"] <= second["cp_ray"]["cached_tokens"]
+
+
+def test_routing_only_keeps_history_and_text_in_full(bench: Bench) -> None:
+    chat = Chat(bench, "route")
+    chat.ask("first?", A, B)
+    second = chat.ask("second?", B, C, **{"x-cp-ray-reuse": "route"})
+    assert second["cp_ray"]["repeated"] == []
+    assert count(bench, chat.prompt, B["text"]) == 2
+
+
+@pytest.mark.parametrize("change", ["system", "history", "name", "shorter"])
+def test_what_does_not_match_the_record_is_sent_in_full(bench: Bench, change: str) -> None:
+    chat = Chat(bench, f"mismatch {change}")
+    chat.ask("first?", A, B)
+    if change == "system":
+        chat.messages[0] = {"role": "system", "content": "Be long."}
+    elif change == "history":
+        chat.messages[1] = {"role": "user", "content": "edited?"}
+    elif change == "name":
+        chat.name = "another"
+    else:
+        del chat.messages[1:]
+    second = chat.ask("second?", B, C)
+    assert second["cp_ray"]["repeated"] == []
+    assert count(bench, chat.prompt, B["text"]) == 1
+    assert count(bench, chat.prompt, "Please refer to [Doc") == 0
+    third = chat.ask("third?", B)
+    assert third["cp_ray"]["repeated"] == ["bb"], "a fresh record began"
+
+
+def test_the_last_turn_asked_again_does_not_refer_to_itself(bench: Bench) -> None:
+    chat = Chat(bench, "again")
+    chat.ask("first?", A)
+    chat.ask("second?", B)
+    del chat.messages[3:]
+    again = chat.ask("second?", B, A)
+    assert again["cp_ray"]["repeated"] == ["aa"]
+    assert count(bench, chat.prompt, B["text"]) == 1
+
+
+def test_an_answer_that_failed_leaves_no_record(bench: Bench) -> None:
+    chat = Chat(bench, "failed")
+    bench.engine.fault = (1, EngineError("broke"))
+    assert "error" in chat.ask("first?", A)
+    bench.engine.fault = None
+    assert chat.ask("second?", A)["cp_ray"]["repeated"] == []
+
+
+def test_tenants_do_not_share_conversations(valkey: EmbeddedServer) -> None:
+    keys = {"acme": "k1", "bob": "k2"}
+    with running(Bench(store=LoopStore(valkey.url), api_keys=keys)) as bench:
+        acme, bob = Chat(bench, "shared"), Chat(bench, "shared")
+        acme.ask("first?", A, authorization="Bearer k1")
+        bob.messages = [*acme.messages]
+        answer = bob.ask("second?", A, authorization="Bearer k2")
+        assert answer["cp_ray"]["repeated"] == []
+        answer = acme.ask("second?", A, authorization="Bearer k1")
+        assert answer["cp_ray"]["repeated"] == ["aa"]
+
+
+def test_a_record_expires(valkey: EmbeddedServer) -> None:
+    with running(Bench(store=LoopStore(valkey.url), conversation_ttl_s=1)) as bench:
+        chat = Chat(bench, "expires")
+        chat.ask("first?", A)
+        asyncio.run(asyncio.sleep(1.2))
+        assert chat.ask("second?", A)["cp_ray"]["repeated"] == []
+
+
+def test_without_redis_every_turn_is_answered_in_full(tmp_path: Path) -> None:
+    server = EmbeddedServer(tmp_path)
+    with running(Bench(store=LoopStore(server.start()))) as bench:
+        chat = Chat(bench, "down")
+        chat.ask("first?", A)
+        server.stop()
+        assert chat.ask("second?", A)["cp_ray"]["repeated"] == []
+        server.start()
+        chat.ask("third?", A)
+        assert chat.ask("fourth?", A)["cp_ray"]["repeated"] == ["aa"]
+    server.stop()
+
+
+def test_a_record_that_cannot_be_read_counts_as_none() -> None:
+    store = MemoryStore()
+    with running(Bench(store=store)) as bench:
+        chat = Chat(bench, "corrupt")
+        chat.ask("first?", A)
+        (key,) = store.records
+        store.records[key] = b"\x07not ours"
+        assert chat.ask("second?", A)["cp_ray"]["repeated"] == []
+        assert bench.service.conversations.failures == 1
+
+
+def test_a_record_over_its_size_is_not_kept() -> None:
+    store = MemoryStore()
+    conversations = Conversations(store, 60)
+    large = Record("p", (Turn("u", ("x" * MAX_BYTES,), ()),), RequestId("r"))
+    asyncio.run(conversations.save("k", large))
+    assert store.records == {}

@@ -1,0 +1,118 @@
+"""The real vLLM, on CPU: one engine of 64 cache blocks for the whole file."""
+
+import asyncio
+import importlib.util
+import multiprocessing
+import random
+
+import pytest
+
+from cp_ray.config import AppConfig
+from cp_ray.errors import ConfigError, EngineError
+from cp_ray.workers.residency import Cleared
+from tests.contract import suite
+
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("vLLM is not installed", allow_module_level=True)
+
+from cp_ray.workers.vllm_engine import VllmEngine
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def loop():
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def subject(loop):
+    config = AppConfig(model="tiny", cache_tokens=2048, max_ongoing_requests=8)
+    started = loop.run(suite.start(lambda: VllmEngine(config)))
+    yield started
+    loop.run(suite.check_close_is_idempotent(started))
+
+
+@pytest.mark.parametrize("check", suite.CHECKS, ids=lambda check: check.__name__)
+def test_contract(loop, subject, check):
+    loop.run(check(subject))
+
+
+def test_events_predict_what_the_engine_finds_cached_under_overflow(loop, subject):
+    source = random.Random(7)
+    documents = [suite.tokens(96) for _ in range(40)]
+    head = suite.tokens(32)
+
+    async def run() -> list[tuple[int, int]]:
+        pairs = []
+        for _ in range(150):
+            prompt = head + sum(source.sample(documents[: source.choice([6, 40])], 3), ())
+            prompt += suite.tokens(source.randrange(1, 60))
+            asked = suite.request(prompt, max_tokens=source.randrange(1, 9))
+            predicted = subject.engine.held_tokens(prompt)
+            pairs.append((predicted, (await suite.answer(subject, asked))[-1].cached_tokens))
+            await asyncio.sleep(0.02)  # the step's events come a few ms after its tokens
+            claimed = subject.ear.left.get(asked.request_id, len(prompt) // 32 * 32)
+            assert claimed <= subject.engine.held_tokens((*prompt, 0))
+        return pairs
+
+    pairs = loop.run(run())
+    assert [predicted for predicted, _ in pairs] == [actual for _, actual in pairs]
+    assert len({actual for _, actual in pairs}) > 3, "the workload must both hit and miss"
+    assert len(subject.ear.left) > 20, "the workload must overflow the cache"
+
+
+def test_a_lost_event_is_replayed_and_a_hole_resets_the_cache(loop, subject):
+    prompt = suite.tokens(97)
+
+    async def run() -> None:
+        events = subject.engine._events
+        epochs = subject.ear.epochs
+        await suite.cached(subject, prompt)
+        await asyncio.sleep(0.05)
+        events._next -= 1  # as if the last batch had not come
+        subject.engine._residency.apply([Cleared()])
+        await suite.answer(subject, suite.request(suite.tokens(33)))
+        await asyncio.sleep(0.1)
+        assert subject.engine.held_tokens(prompt) == 96
+        assert subject.ear.epochs == epochs
+
+        events._replay_endpoint = "ipc:///nonexistent/replay"
+        events._next -= 1
+        await suite.answer(subject, suite.request(suite.tokens(33)))
+        await suite.until(lambda: subject.ear.epochs > epochs, "a new epoch after a hole")
+        await asyncio.sleep(0.2)
+        assert await suite.cached(subject, prompt) == 0
+
+    loop.run(run())
+
+
+def test_a_dead_engine_fails_its_requests_and_its_health_check(loop, subject):
+    async def run() -> None:
+        stream = subject.engine.generate(suite.request(suite.tokens(40), max_tokens=1500))
+        await anext(stream)
+        for process in multiprocessing.active_children():
+            process.kill()
+        with pytest.raises(EngineError):
+            async for _ in stream:
+                pass
+        with pytest.raises(EngineError):
+            await subject.engine.check_health()
+
+    loop.run(run())
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({"enable_prefix_caching": False}, "nothing to reuse"),
+        ({"data_parallel_size": 2}, "replicas="),
+        ({"max_model_len": 100}, "max_model_len="),
+        ({"no_such_argument": 1}, "no_such_argument"),
+    ],
+)
+def test_settings_that_break_the_contract_are_refused_with_the_reason(kwargs, said):
+    engine = VllmEngine(AppConfig(model="tiny", engine_kwargs=kwargs))
+    with pytest.raises(ConfigError, match=said):
+        asyncio.run(engine.start(suite.Ear()))

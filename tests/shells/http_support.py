@@ -21,6 +21,7 @@ from cp_ray.router.ports import RecordStore
 from cp_ray.router.service import Service
 from cp_ray.router.tokenizer import PromptTokenizer, WordTokenizer
 from cp_ray.workers.engine import Chunk, Delivery, EngineInfo, EngineRequest
+from cp_ray.workers.replica import deliveries
 
 PAGE = 4
 HTTP = httpx.Client(timeout=20)
@@ -75,10 +76,10 @@ class LocalDispatcher:
         self.steps.append(step)
         planned = step.replica if step is not None else None
         replica = self.divert or planned or next(iter(self.engines))
-        chunks = self.engines[replica].generate(request)
-        async with contextlib.aclosing(chunks):
-            async for chunk in chunks:
-                yield Delivery(replica, [chunk])
+        stream = deliveries(replica, self.engines[replica], request)
+        async with contextlib.aclosing(stream):
+            async for delivery in stream:
+                yield delivery
 
 
 class LocalPlanner:
@@ -129,14 +130,16 @@ class Bench:
         *,
         store: RecordStore | None = None,
         tokenizer: PromptTokenizer | None = None,
+        planner: LocalPlanner | None = None,
+        engines: dict[ReplicaId, Any] | None = None,
         **settings: Any,
     ) -> None:
         self.config = AppConfig.model_validate(
             {"engine": "simulated", "model": "sim", "max_documents": 64, **settings}
         )
         self.engine = TapeEngine()
-        self.dispatcher = LocalDispatcher({ReplicaId("r0"): self.engine})
-        self.planner = LocalPlanner([ReplicaId("r0")])
+        self.dispatcher = LocalDispatcher(engines or {ReplicaId("r0"): self.engine})
+        self.planner = planner or LocalPlanner([ReplicaId("r0")])
         self.tokenizer = tokenizer or WordTokenizer()
         self.store: RecordStore = store or MemoryStore()
         self.service = Service(

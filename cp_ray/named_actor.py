@@ -15,8 +15,8 @@ from ray import serve
 from ray.exceptions import ActorDiedError, RayError
 
 NAMESPACE = "cp_ray"
-GONE_AFTER_S = 3.0
-_PERIOD_S = 1.0
+GONE_AFTER_S = 4.0
+_PERIOD_S = 2.0  # each question costs Serve's controller a list of all replicas
 _HEAD = "node:__internal_head__"
 _log = logging.getLogger("ray.serve")
 

@@ -57,7 +57,7 @@ class LiveSet:
     async def _long_poll(self) -> None:
         from ray.serve._private.common import DeploymentID
         from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
-        from ray.serve._private.long_poll import LongPollNamespace
+        from ray.serve._private.long_poll import LongPollNamespace, LongPollState
 
         controller = await asyncio.to_thread(
             ray.get_actor, SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE
@@ -67,7 +67,7 @@ class LiveSet:
         seen = -1
         while True:
             answer = await controller.listen_for_change.remote({key: seen})
-            if not isinstance(answer, dict) or key not in answer:
+            if answer == LongPollState.TIME_OUT:
                 continue  # nothing changed within Serve's own time limit
             seen = answer[key].snapshot_id
             self._tell(

@@ -35,14 +35,17 @@ class EmbeddedRedis:
     def __init__(self, app: str) -> None:
         self._directory = _directory(app, ray.get_runtime_context().gcs_address)
         self._server = EmbeddedServer(self._directory)
-        self._started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._known = asyncio.Event()
+        self._error: ConfigError | None = None
         self._keeper = asyncio.create_task(self._keep())
         me = ray.get_runtime_context().current_actor
         self._ender = asyncio.create_task(self._end(app, me))
 
     async def url(self) -> tuple[str, str]:
         """Address with password, and the host it is valid on. Raises ConfigError."""
-        await asyncio.shield(self._started)
+        await self._known.wait()
+        if self._error is not None:
+            raise self._error
         return self._server.url, ray.util.get_node_ip_address()
 
     async def pid(self) -> int | None:
@@ -55,15 +58,15 @@ class EmbeddedRedis:
             if not self._server.alive():
                 try:
                     await asyncio.to_thread(self._server.start)
-                    faults = 0
-                    if not self._started.done():
-                        self._started.set_result(None)
+                    faults, self._error = 0, None
+                    self._known.set()
                 except ConfigError as error:
-                    # A server of the last incarnation may be about to end: once is no fault.
-                    faults += 1
                     _log.warning("%s", error)
-                    if faults > 3 and not self._started.done():
-                        self._started.set_exception(error)
+                    faults += 1
+                    # The last incarnation's server may still be ending: that is no fault.
+                    if faults > 3:
+                        self._error = error
+                        self._known.set()
             await asyncio.sleep(WATCH_PERIOD_S)
 
     async def _end(self, app: str, me: ray.actor.ActorHandle) -> None:

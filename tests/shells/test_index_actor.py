@@ -260,21 +260,17 @@ def test_redis_is_started_again_on_its_address_when_it_dies(engine: Any) -> None
     run(test)
 
 
-def test_nothing_is_left_running_when_the_application_is_deleted(serve_url: str) -> None:
-    deployment = serve.deployment(StandIn).options(
-        name="Engine", ray_actor_options={"num_cpus": 0.1}
-    )
-    serve.run(deployment.bind(), name="brief", route_prefix="/brief")
+def test_nothing_is_left_running_when_the_application_is_deleted(engine: Any) -> None:
+    """The last test here: it deletes the application that the others use."""
 
     async def main() -> int:
-        obtain_index("brief", CONFIG)
-        await redis_url(CONFIG, "brief")
-        actor = ray.get_actor("cp_redis:brief", namespace=NAMESPACE)
-        pid = int(await actor.pid.remote())
-        serve.delete("brief")
+        await asyncio.to_thread(obtain_index, APP, CONFIG)
+        await redis_url(CONFIG, APP)
+        pid = int(await ray.get_actor(f"cp_redis:{APP}", namespace=NAMESPACE).pid.remote())
+        await asyncio.to_thread(serve.delete, APP)
 
         async def gone() -> bool:
-            return not names_with("cp_index:brief:") and not names_with("cp_redis:brief")
+            return not names_with(f"cp_index:{APP}:") and not names_with(f"cp_redis:{APP}")
 
         await until(gone, 20)
         return pid

@@ -1,0 +1,187 @@
+"""Traces: requests in order of arrival, as block ids and token counts.
+
+Two formats, each JSON lines, plain or .gz. Ours: `context` holds ids of `blocks.tsv` beside it.
+Generic: `{"question": text, "documents": [text or {"title", "text"}]}`, whose tokens are
+estimated at four bytes each, the template left out.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from cp_ray.core.types import BlockId, Context, RequestId
+from cp_ray.errors import ConfigError
+
+BYTES_PER_TOKEN = 4
+
+
+class TraceRequest(msgspec.Struct, frozen=True):
+    """One request. context: distinct, best first. block_tokens: same order and length."""
+
+    request_id: RequestId
+    conversation: str
+    context: Context
+    block_tokens: tuple[int, ...]
+    question_tokens: int
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """name: the folder's, or the file's without its endings."""
+
+    name: str
+    requests: tuple[TraceRequest, ...]
+
+    def ceiling(self) -> float:
+        """Share of block tokens in blocks that an earlier request had: no order reuses more."""
+        seen: set[BlockId] = set()
+        known = total = 0
+        for request in self.requests:
+            for block, tokens in zip(request.context, request.block_tokens, strict=True):
+                total += tokens
+                known += tokens if block in seen else 0
+            seen.update(request.context)
+        return known / total if total else 0.0
+
+
+class _OurLine(msgspec.Struct):
+    request_id: int | str
+    context: list[int | str]
+    session: int | str = ""
+    question_tokens: int = 0
+
+
+class _Document(msgspec.Struct):
+    text: str
+    title: str = ""
+
+
+class _GenericLine(msgspec.Struct):
+    question: str
+    documents: list[str | _Document]
+    conversation: str = ""
+
+
+class _Keys(msgspec.Struct):
+    context: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+def read_trace(path: Path, *, k: int | None = None, requests: int | None = None) -> Trace:
+    """Read a trace folder or file. k: only the first blocks of each context.
+
+    requests: only the first. Raises ConfigError with the file and line that cannot be read.
+    """
+    file = _trace_file(path)
+    name = path.name if path.is_dir() else file.name.split(".")[0]
+    blocks: Mapping[str, int] | None = None
+    read: list[TraceRequest] = []
+    for number, line in _lines(file):
+        if len(read) == requests:
+            break
+        where = f"{file}, line {number}"
+        try:
+            if msgspec.json.decode(line, type=_Keys).context is msgspec.UNSET:
+                request = _generic(msgspec.json.decode(line, type=_GenericLine), number, k)
+            else:
+                blocks = _block_lengths(file.parent) if blocks is None else blocks
+                request = _ours(msgspec.json.decode(line, type=_OurLine), blocks, k)
+        except (msgspec.MsgspecError, ValueError) as error:
+            raise ConfigError(f"{where}: {error}", param="trace") from error
+        read.append(request)
+    if not read:
+        raise ConfigError(f"{file} holds no request", param="trace")
+    return Trace(name, tuple(read))
+
+
+def _trace_file(path: Path) -> Path:
+    if not path.exists():
+        raise ConfigError(f"no such trace: {path}; name a folder or a .jsonl file", param="trace")
+    if not path.is_dir():
+        return path
+    for name in ("trace.jsonl.gz", "trace.jsonl"):
+        if (path / name).exists():
+            return path / name
+    raise ConfigError(
+        f"{path} has no trace.jsonl or trace.jsonl.gz; name the file itself", param="trace"
+    )
+
+
+def _open(file: Path) -> TextIO:
+    if file.suffix == ".gz":
+        return gzip.open(file, "rt", encoding="utf-8")
+    return file.open(encoding="utf-8")
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    """Numbered lines that are not blank."""
+    try:
+        with _open(file) as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield number, line
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}", param="trace") from error
+
+
+def _block_lengths(folder: Path) -> dict[str, int]:
+    for name in ("blocks.tsv.gz", "blocks.tsv"):
+        if (folder / name).exists():
+            break
+    else:
+        raise ConfigError(
+            f"{folder} has no blocks.tsv or blocks.tsv.gz, which gives the length of each block",
+            param="trace",
+        )
+    lengths: dict[str, int] = {}
+    for number, line in _lines(folder / name):
+        fields = line.rstrip("\n").split("\t")
+        if number == 1:
+            continue
+        if len(fields) < 2 or not fields[1].isdigit() or fields[0] in lengths:
+            raise ConfigError(
+                f"{folder / name}, line {number}: expected a new block_id, a tab and its tokens, "
+                f"got {line.strip()[:60]!r}",
+                param="trace",
+            )
+        lengths[fields[0]] = int(fields[1])
+    return lengths
+
+
+def _ours(line: _OurLine, blocks: Mapping[str, int], k: int | None) -> TraceRequest:
+    ids = [str(block) for block in line.context[:k]]
+    unknown = [block for block in ids if block not in blocks]
+    if unknown:
+        raise ValueError(f"context: block {unknown[0]} is not in blocks.tsv")
+    if len(set(ids)) < len(ids):
+        raise ValueError("context: a block stands twice; keep its first place")
+    return TraceRequest(
+        RequestId(str(line.request_id)),
+        str(line.session),
+        tuple(BlockId(block) for block in ids),
+        tuple(blocks[block] for block in ids),
+        line.question_tokens,
+    )
+
+
+def _generic(line: _GenericLine, number: int, k: int | None) -> TraceRequest:
+    lengths: dict[BlockId, int] = {}
+    for document in line.documents[:k]:
+        text = document if isinstance(document, str) else f"{document.title}\n{document.text}"
+        digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        lengths[BlockId(digest)] = _estimate(text)
+    return TraceRequest(
+        RequestId(str(number)),
+        line.conversation,
+        tuple(lengths),
+        tuple(lengths.values()),
+        _estimate(line.question),
+    )
+
+
+def _estimate(text: str) -> int:
+    return max(1, len(text.encode()) // BYTES_PER_TOKEN)

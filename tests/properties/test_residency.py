@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cp_ray.core.types import Eviction, RequestId
-from cp_ray.workers.residency import Cleared, Removed, Residency, Stored
+from cp_ray.workers.residency import CacheEvent, Cleared, Removed, Residency, Stored
 
 PAGE = 2
 MAX_REQUESTS = 6
@@ -136,7 +136,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         firsts = [path for path in firsts if len(path[1]) == PAGE]
         if firsts:
             salt, prompt = data.draw(st.sampled_from(sorted(firsts, key=repr)))
-            batch = [removed((salt, prompt)), stored(prompt, 0, 1, salt)]
+            batch: list[CacheEvent] = [removed((salt, prompt)), stored(prompt, 0, 1, salt)]
             assert self.residency.apply(batch) == []
 
     @rule()
@@ -184,6 +184,16 @@ def test_a_hole_ends_what_is_usable_though_later_blocks_are_still_held(residency
     assert residency.apply([removed(path_of(prompt, 2, None))]) == [Eviction(RequestId("r"), 2)]
     assert residency.apply([removed(path_of(prompt, 3, None))]) == []
     assert residency.held_tokens((*prompt, 0)) == 2
+
+
+def test_a_request_whose_blocks_are_still_to_be_heard_of_loses_only_what_is_removed(residency):
+    prompt = (1, 1, 0, 0, 1, 0)
+    residency.register(RequestId("r"), prompt)
+    residency.apply([stored(prompt, 0, 1, None)])
+    residency.check()
+    assert residency.apply([removed(path_of(prompt, 1, None))]) == [Eviction(RequestId("r"), 0)]
+    residency.check()
+    assert residency.requests == 0
 
 
 def test_the_engine_fills_a_hole_and_later_blocks_are_usable_again(residency):

@@ -8,7 +8,7 @@ output tokens are not modelled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from cp_ray.config import AppConfig
 from cp_ray.core.pages import token_pages
@@ -47,7 +47,7 @@ class SimulatedEngine:
         self._listener = listener
         return self._info
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Chunk, None]:
         """Stream "[simulated] token token ..."; closing the iterator frees all it held."""
         await self.check_health()
         output = self._admissible(request)

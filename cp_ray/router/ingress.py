@@ -24,6 +24,7 @@ from cp_ray.workers.engine import EngineInfo
 from cp_ray.workers.models import resolve_model
 
 _INFO_TIMEOUT_S = 30.0
+_INDEX_PATIENCE_S = 15.0
 
 
 @serve.ingress()
@@ -40,7 +41,7 @@ class Router:
         self._store = await Store.connect(await redis_url(config, app), app)
         self._index = IndexClient(app, config)
         if config.reuse != "plain":
-            self._index.start()
+            await self._wait_for_index()
         self._engine = engine
         self._service = Service(
             config,
@@ -50,6 +51,13 @@ class Router:
             store=self._store,
             fetch_info=self._fetch_info,
         )
+
+    async def _wait_for_index(self) -> None:
+        """The first requests should be planned; but an index that does not come holds up nobody."""
+        self._index.start()
+        deadline = asyncio.get_running_loop().time() + _INDEX_PATIENCE_S
+        while not self._index.up and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 - once a start
+            await asyncio.sleep(0.05)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve after the constructor."""

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from cp_ray.core.types import Eviction, EvictionReport, ReplicaId, RequestId
-from cp_ray.errors import CpRayError
 from cp_ray.store import wire
 
 log = logging.getLogger("ray.serve")
@@ -27,8 +26,8 @@ MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0
 class Reporter:
     """CacheListener of one replica. Epoch 0 is the one the index gives a replica that joins.
 
-    send: delivers one wire-encoded EvictionReport, or raises CpRayError. It may have delivered
-    what it failed on: the number tells. sleep: `asyncio.sleep`, or a test's.
+    send: delivers one wire-encoded EvictionReport, or raises; then it is called again, though it
+    may have delivered: the number tells. sleep: `asyncio.sleep`, or a test's.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class Reporter:
     async def _sent(self, report: EvictionReport) -> bool:
         try:
             await self._send(wire.encode(report))
-        except CpRayError as error:
+        except Exception as error:  # noqa: BLE001 - whatever is wrong on the way, serving goes on
             log.warning("Eviction report not sent, trying again: %s", error)
             return False
         return True

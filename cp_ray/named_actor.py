@@ -21,6 +21,16 @@ _HEAD = "node:__internal_head__"
 _log = logging.getLogger("ray.serve")
 
 
+def index_prefix(app: str) -> str:
+    """How the names of the application's index actors begin; the settings' digest follows."""
+    return f"cp_index:{app}:"
+
+
+def redis_name(app: str) -> str:
+    """Name of the actor that owns the application's embedded Redis."""
+    return f"cp_redis:{app}"
+
+
 def obtain(cls: type, name: str, *args: Any) -> Any:
     """Handle of the actor `name`, made from `cls(*args)` if there is none. Blocks: use a thread.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from cp_ray.core.types import Feedback, PlanRequest, ReplicaInfo
 from cp_ray.errors import ConfigError
 from cp_ray.index_actor.report_reader import ReportReader
 from cp_ray.index_actor.serve_live_set import LiveSet
-from cp_ray.named_actor import application_gone, end, names_with, obtain
+from cp_ray.named_actor import application_gone, end, index_prefix, names_with, obtain
 from cp_ray.store import wire
 from cp_ray.store.client import Store
 from cp_ray.store.embedded_actor import redis_url
@@ -81,6 +82,7 @@ class IndexActor:
     async def state(self) -> dict[str, Any]:
         """Live replicas, sizes, report counts, and where they come from; JSON types."""
         return {
+            "pid": os.getpid(),
             "replicas": [str(info.replica) for info in self._live],
             "live_set": self._live_set.source,
             "redis_connected": self._reader.connected,
@@ -105,7 +107,7 @@ class IndexActor:
             await asyncio.sleep(SUPERSEDED_AFTER_S / 3)
             if time.monotonic() - self._called < SUPERSEDED_AFTER_S:
                 continue
-            if len(await asyncio.to_thread(names_with, f"cp_index:{self._app}:")) > 1:
+            if len(await asyncio.to_thread(names_with, index_prefix(self._app))) > 1:
                 end(me, "no client uses it, and there is another index")
 
 
@@ -127,4 +129,4 @@ def obtain_index(app: str, config: AppConfig) -> Any:
     """
     config_json = config.to_json()
     digest = hashlib.blake2b(config_json.encode(), digest_size=4).hexdigest()
-    return obtain(IndexActor, f"cp_index:{app}:{digest}", app, config_json)
+    return obtain(IndexActor, index_prefix(app) + digest, app, config_json)

@@ -21,7 +21,14 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from cp_ray.config import AppConfig
 from cp_ray.errors import ConfigError
-from cp_ray.named_actor import application_gone, end, obtain
+from cp_ray.named_actor import (
+    application_gone,
+    end,
+    index_prefix,
+    names_with,
+    obtain,
+    redis_name,
+)
 from cp_ray.store.embedded import EmbeddedServer
 
 WATCH_PERIOD_S = 0.5
@@ -71,6 +78,9 @@ class EmbeddedRedis:
 
     async def _end(self, app: str, me: ray.actor.ActorHandle) -> None:
         await application_gone(app)
+        # The index would only start another Redis; Ray tells nobody when an actor ends.
+        while await asyncio.to_thread(names_with, index_prefix(app)):  # noqa: ASYNC110
+            await asyncio.sleep(WATCH_PERIOD_S)
         self._keeper.cancel()
         await asyncio.to_thread(self._server.stop)
         await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
@@ -87,7 +97,7 @@ async def redis_url(config: AppConfig, app: str) -> str:
     deadline = time.monotonic() + START_PATIENCE_S
     while True:
         try:
-            actor = await asyncio.to_thread(obtain, EmbeddedRedis, f"cp_redis:{app}", app)
+            actor = await asyncio.to_thread(obtain, EmbeddedRedis, redis_name(app), app)
             url, host = await actor.url.remote()
             break
         except RayTaskError as error:

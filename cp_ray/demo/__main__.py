@@ -17,7 +17,7 @@ from tqdm import tqdm
 from cp_ray.config import AppConfig
 from cp_ray.demo.arms import Running, running
 from cp_ray.demo.engines import ARMS, engine_config, prepare
-from cp_ray.demo.measure import Record, run_chain, run_rag
+from cp_ray.demo.measure import Record, run_chain, run_rag, warm_up
 from cp_ray.demo.table import Row, ratios, show, summarize
 from cp_ray.demo.workloads import Workloads, own_workloads, python_workloads
 from cp_ray.errors import ConfigError, CpRayError
@@ -67,6 +67,7 @@ async def _drive(
     async with openai.AsyncOpenAI(
         base_url=f"{app.url}/v1", api_key="none", max_retries=0, timeout=REQUEST_TIMEOUT_S
     ) as client:
+        await warm_up(client, model, config.replicas)
         start = time.monotonic()
         with tqdm(total=workloads.rag_requests, desc=f"{config.reuse}: {RAG}", unit="req") as bar:
             records = await run_rag(

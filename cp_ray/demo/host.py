@@ -26,6 +26,8 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     # Short: sockets live under it, and their paths may have 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="cp-demo-"))
+    # What our processes leave behind when they are killed (an embedded Redis) goes with it.
+    os.environ["TMPDIR"] = str(folder)
     try:
         _serve(port, config, folder)
     except KeyboardInterrupt:

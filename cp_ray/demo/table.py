@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -76,19 +77,13 @@ def ratios(rows: Sequence[Row]) -> list[Ratio]:
 
 def show(rows: Sequence[Row], console: Console, *, caption: str) -> None:
     """Print the table and the ratios under it."""
-    table = Table(caption=caption, caption_justify="left")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left")
     for name in ("workload", "arm"):
-        table.add_column(name)
-    for name in (
-        "requests",
-        "failed",
-        "prompt tokens",
-        "prefilled",
-        "hit ratio",
-        "mean TTFT",
-        "p90 TTFT",
-    ):
+        table.add_column(name, no_wrap=True)
+    for name in ("requests", "prompt tokens", "tokens prefilled", "hit ratio"):
         table.add_column(name, justify="right")
+    for name in ("mean TTFT", "p90 TTFT"):
+        table.add_column(name, justify="right", no_wrap=True)
     last: str | None = None
     for row in sorted(rows, key=lambda row: row.workload != rows[0].workload):
         if last not in (None, row.workload):
@@ -97,8 +92,7 @@ def show(rows: Sequence[Row], console: Console, *, caption: str) -> None:
         table.add_row(
             row.workload,
             row.arm,
-            f"{row.requests:,}",
-            f"{row.failed:,}",
+            f"{row.requests:,}" + (f" ({row.failed:,} failed)" if row.failed else ""),
             f"{row.prompt_tokens:,}",
             f"{row.prefilled_tokens:,}",
             f"{row.hit_ratio:.1%}",

@@ -32,7 +32,7 @@ class Document(TypedDict):
 
 
 class Bm25Retriever:
-    """Ranks a fixed list of documents; title and text both count.
+    """Ranks a fixed list of documents; a word of the title counts as two of the text.
 
     Equal scores keep the order of the list, so the same question always gets the same documents.
     """
@@ -44,7 +44,7 @@ class Bm25Retriever:
             raise ConfigError("documents: every id must be unique")
         self._documents = tuple(documents)
         words = _words(
-            [f"{document.get('title', '')} {document['text']}" for document in documents]
+            [f"{_title(document)} {_title(document)} {document['text']}" for document in documents]
         )
         if not any(words):
             raise ConfigError("documents: no text to index; give at least one document with words")
@@ -75,6 +75,10 @@ def ranker_of_parts(
     """(number of a part, question) -> that part's documents, best first."""
     retrievers = [Bm25Retriever(part) for part in parts]
     return lambda part, question: retrievers[part].rank(question)
+
+
+def _title(document: Document) -> str:
+    return document.get("title", "")
 
 
 def _words(texts: list[str]) -> list[list[str]]:

@@ -69,7 +69,7 @@ class AppConfig(BaseModel):
 
     # Resources of one engine replica.
     cpus_per_replica: float = Field(default=0.5, ge=0)
-    gpus_per_replica: float = Field(default=0, ge=0)
+    gpus_per_replica: float = Field(default=0.0, ge=0)
     tensor_parallel_size: int = Field(default=1, ge=1)
     max_ongoing_requests: int = Field(default=32, ge=1, description="per replica")
     max_queued_requests: int = Field(default=1000, ge=1, description="per ingress; then 503")

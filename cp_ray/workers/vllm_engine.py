@@ -65,15 +65,14 @@ class VllmEngine:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Chunk, None]:
         """Stream the answer. `completion_tokens` counts from the start of the answer."""
-        from vllm.exceptions import VLLMClientError
-
         self._check_length(len(request.prompt))
         prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt)}
         if request.cache_salt:
             prompt["cache_salt"] = request.cache_salt
-        outputs = self._llm.generate(prompt, _parameters(request.sampling), request.request_id)
         completion = cached = 0
         try:
+            parameters = _parameters(request.sampling)
+            outputs = self._llm.generate(prompt, parameters, request.request_id)
             async with aclosing(outputs):
                 async for output in outputs:
                     if not completion:
@@ -83,12 +82,8 @@ class VllmEngine:
                     cached = output.num_cached_tokens or cached
                     finish = answer.finish_reason
                     yield Chunk(answer.text, completion, len(request.prompt), cached, finish)
-        except (VLLMClientError, ValueError) as error:
-            raise InvalidRequest(f"vLLM refuses the request: {error}") from error
         except Exception as error:
-            if type(error).__module__.startswith("vllm."):
-                raise EngineError(f"vLLM failed: {error}") from error
-            raise
+            raise _ours(error) from error
 
     def held_tokens(self, prompt: tuple[int, ...], salt: str | None = None) -> int:
         """Leading prompt tokens the engine should find cached, by the events heard so far."""
@@ -190,6 +185,14 @@ class VllmEngine:
         task = asyncio.create_task(self.reset_cache(), name="reset-after-hole")
         self._resets.add(task)
         task.add_done_callback(self._resets.discard)
+
+
+def _ours(error: Exception) -> Exception:
+    """VLLM's errors as ours; by name, as their classes came and went between versions."""
+    names = {cls.__name__ for cls in type(error).__mro__}
+    if names & {"VLLMClientError", "VLLMValidationError", "ValueError"}:
+        return InvalidRequest(f"vLLM refuses the request: {error}")
+    return EngineError(f"vLLM failed: {type(error).__name__}: {error}")
 
 
 def _parameters(sampling: Sampling) -> Any:

@@ -8,7 +8,9 @@ import random
 import pytest
 
 from cp_ray.config import AppConfig
-from cp_ray.errors import ConfigError, EngineError
+from cp_ray.core.types import RequestId
+from cp_ray.errors import ConfigError, EngineError, InvalidRequest
+from cp_ray.workers.engine import EngineRequest, Sampling
 from cp_ray.workers.residency import Cleared
 from tests.contract import suite
 
@@ -84,6 +86,19 @@ def test_a_lost_event_is_replayed_and_a_hole_resets_the_cache(loop, subject):
         await suite.until(lambda: subject.ear.epochs > epochs, "a new epoch after a hole")
         await asyncio.sleep(0.2)
         assert await suite.cached(subject, prompt) == 0
+
+    loop.run(run())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling"),
+    [((5, 6), Sampling(top_p=2.0)), ((5, 6), Sampling(temperature=-1)), ((5, 10**7), Sampling())],
+)
+def test_what_vllm_refuses_is_the_callers_fault(loop, subject, prompt, sampling):
+    async def run() -> None:
+        with pytest.raises(InvalidRequest, match="vLLM refuses"):
+            await suite.answer(subject, EngineRequest(RequestId("bad"), prompt, sampling))
+        await subject.engine.check_health()
 
     loop.run(run())
 

@@ -112,6 +112,7 @@ def show(rows: Sequence[Row], console: Console, *, caption: str) -> None:
             f"{ratio.workload}: {ratio.arm} prefills {ratio.prefilled_tokens:.2f}x fewer tokens "
             f"than plain, mean TTFT {ratio.ttft_mean:.2f}x lower",
             highlight=False,
+            soft_wrap=True,
         )
 
 

@@ -24,7 +24,6 @@ def test_the_demo_on_own_text_answers_everything_and_leaves_nothing(tmp_path: Pa
         sys.executable, "-m", "cp_ray.demo", "--engine", "simulated", "--arms", "plain,full",
         "--documents", str(docs), "--questions", str(questions), "--json", str(report),
     ]  # fmt: skip
-    before = {process.pid for process in psutil.process_iter()}
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False,
         env={"PYTHONPATH": str(OWN), "PATH": "/usr/bin:/bin"},
@@ -40,9 +39,12 @@ def test_the_demo_on_own_text_answers_everything_and_leaves_nothing(tmp_path: Pa
     assert all(row["failed"] == 0 and row["prompt_tokens"] > 0 for row in rows)
     assert rows[3]["prefilled_tokens"] < rows[1]["prefilled_tokens"]
     assert "Chain-of-Agents: full prefills" in done.stdout
-    ours = [p for p in psutil.process_iter(["pid", "cmdline"]) if p.pid not in before]
-    left = [p for p in ours if any("cp_ray.demo.host" in word for word in p.info["cmdline"] or [])]
-    assert left == []
+    assert [p.info for p in psutil.process_iter(["cwd", "cmdline"]) if in_folder(p, tmp_path)] == []
+
+
+def in_folder(process: psutil.Process, folder: Path) -> bool:
+    """Everything the demo starts inherits its working directory: so none of it can hide."""
+    return bool(process.info["cwd"] == str(folder))
 
 
 def test_documents_without_questions_are_refused(

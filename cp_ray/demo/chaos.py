@@ -47,11 +47,16 @@ class Log:
     def __init__(self) -> None:
         self._zero = time.monotonic()
         self._numbers = itertools.count()
+        self._first_answer: dict[str, float] = {}
         self.attempts: list[Attempt] = []
 
     def clock(self) -> float:
         """Seconds since the load began."""
         return time.monotonic() - self._zero
+
+    def new_replica_since(self, at_s: float) -> bool:
+        """Whether a replica that never answered before `at_s` has answered since."""
+        return any(first_s > at_s for first_s in self._first_answer.values())
 
     async def ask(self, client: openai.AsyncOpenAI, **request: Any) -> Answer:
         """Send until a whole answer came, at most ATTEMPTS times; every second is not streamed."""
@@ -66,6 +71,8 @@ class Log:
                     raise
             else:
                 self._keep(streamed, from_s, started=True, error=None)
+                if answer.replica is not None:
+                    self._first_answer.setdefault(answer.replica, self.clock())
                 return answer
         raise AssertionError  # the last attempt returned or raised
 
@@ -101,7 +108,11 @@ async def _load_and_kill(
     app: Running, model: str, args: argparse.Namespace
 ) -> tuple[Log, list[Record], list[Kill]]:
     async with openai.AsyncOpenAI(
-        base_url=f"{app.url}/v1", api_key="none", max_retries=0, timeout=REQUEST_TIMEOUT_S
+        base_url=f"{app.url}/v1",
+        api_key="none",
+        max_retries=0,
+        timeout=REQUEST_TIMEOUT_S,
+        default_headers={"x-cp-ray-explain": "1"},
     ) as client:
         await warm_up(client, model, args.replicas)
         log, over = Log(), asyncio.Event()
@@ -128,7 +139,7 @@ async def _kill_all(
         for _ in range(args.rounds):
             for target in rng.sample(sorted(TARGETS), len(TARGETS)):
                 await asyncio.sleep(rng.uniform(2, 6))
-                kills.append(await kill_one(app, target, rng, log.clock, RECOVERY_S))
+                kills.append(await kill_one(app, target, rng, log, RECOVERY_S))
         await asyncio.sleep(5)
     finally:
         over.set()

@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 import psutil
@@ -26,8 +27,9 @@ POLL_S = 0.1
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """One kill. at_s: on the run's clock. recovered_s: until as many ran again; None = never.
+    """One kill. at_s: on the run's clock. recovered_s: until it was back; None = never.
 
+    A replica is back when a new one has answered, the others when their process runs again.
     orphans: processes that the killed one left behind and that did not end by themselves.
     """
 
@@ -50,16 +52,26 @@ def find(app: Running, target: str) -> list[psutil.Process]:
     return sorted(found, key=lambda process: process.pid)
 
 
+class Watch(Protocol):
+    """What the client sees meanwhile."""
+
+    def clock(self) -> float:
+        """Seconds since the load began."""
+
+    def new_replica_since(self, at_s: float) -> bool:
+        """Whether a replica that never answered before `at_s` has answered since."""
+
+
 async def kill_one(
-    app: Running, target: str, rng: random.Random, clock: Callable[[], float], patience_s: float
+    app: Running, target: str, rng: random.Random, watch: Watch, patience_s: float
 ) -> Kill:
     """Kill a random process of a kind, and wait until a new one has taken its place."""
     before = await asyncio.to_thread(find, app, target)
     if not before:
-        return Kill(target, 0, clock(), None, 0)
+        return Kill(target, 0, watch.clock(), None, 0)
     victim = rng.choice(before)
     left_behind = victim.children(recursive=True)
-    at_s = clock()
+    at_s = watch.clock()
     victim.kill()
     recovered = None
     deadline = time.monotonic() + patience_s
@@ -67,8 +79,9 @@ async def kill_one(
     while recovered is None and time.monotonic() < deadline:
         await asyncio.sleep(POLL_S)
         now = await asyncio.to_thread(find, app, target)
-        if len(now) >= len(before) and {process.pid for process in now} - old:
-            recovered = clock() - at_s
+        runs = len(now) >= len(before) and {process.pid for process in now} - old
+        if runs and (target != "replica" or watch.new_replica_since(at_s)):
+            recovered = watch.clock() - at_s
     return Kill(target, victim.pid, at_s, recovered, await asyncio.to_thread(_end, left_behind))
 
 

@@ -13,6 +13,7 @@ import signal
 import sys
 
 from cp_ray.config import AppConfig, parse_settings
+from cp_ray.errors import CpRayError
 
 STAGES = ("ray", "serve", "replicas")
 APP = "cp"
@@ -28,6 +29,9 @@ def main(argv: list[str]) -> int:
         _serve(port, config, folder)
     except KeyboardInterrupt:
         return 0
+    except CpRayError as error:
+        sys.stderr.write(f"{error.message}\n")
+        return 2
     finally:
         _stop()
     return 0
@@ -39,6 +43,7 @@ def _serve(port: int, config: AppConfig, folder: str) -> None:
 
     from cp_ray.deployment import app
 
+    application = app(config)  # what cannot go together fails before anything starts
     needed = config.replicas * config.cpus_per_replica + 2
     ray.init(
         address="local",
@@ -51,7 +56,7 @@ def _serve(port: int, config: AppConfig, folder: str) -> None:
     _say("ray")
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     _say("serve")
-    serve.run(app(config), name=APP)
+    serve.run(application, name=APP)
     _say("replicas")
     sys.stdin.read()
 

@@ -71,8 +71,10 @@ class Call:
             raise EngineError("the engine ended the stream in the middle of the answer")
 
     async def aclose(self) -> None:
-        """Abort what still runs; a call that did not end well is forgotten by the index."""
-        self._settle(cached_tokens=0, ok=False)
+        """Abort what still runs. The prompt of a call that began is in the engine's cache."""
+        begun = self._first is not None and self._first.chunks
+        cached = self._first.chunks[0].cached_tokens if self._first is not None and begun else 0
+        self._settle(cached_tokens=cached, ok=bool(begun))
         close = getattr(self._deliveries, "aclose", None)
         if close is not None:
             await close()

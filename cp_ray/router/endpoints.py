@@ -81,7 +81,7 @@ def build_api(service: Service, lifespan: Lifespan | None = None) -> FastAPI:
     @api.get("/readyz")
     async def readyz(request: Request) -> Response:
         async def work() -> Response:
-            await service.info()
+            await service.ready()
             return JSONResponse({"status": "ready"})
 
         return await _answer(request, work)

@@ -40,6 +40,7 @@ class EngineReplica:
         self._replica = ReplicaId(context.replica_id.unique_id)
         self._app = context.app_name
         self._store: Store | None = None
+        await self._find_redis()
         self._engine = make_engine(self._config)
         reporter = Reporter(self._replica, self._send)
         self._info = await self._engine.start(reporter)
@@ -90,6 +91,13 @@ class EngineReplica:
         await self._engine.close()
         if self._store is not None:
             await self._store.close()
+
+    async def _find_redis(self) -> None:
+        """Raise ConfigError on a host that could never report: its evictions would be ghosts."""
+        try:
+            await redis_url(self._config, self._app)
+        except RayError as error:  # down for now: reports wait for it
+            log.warning("No Redis to report to yet: %s", error)
 
     async def _send(self, report: bytes) -> None:
         """Append to the report stream. Redis may come up after us: connect when it is needed."""

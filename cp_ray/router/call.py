@@ -72,7 +72,7 @@ class Call:
 
     async def aclose(self) -> None:
         """Abort what still runs; a call that did not end well is forgotten by the index."""
-        self._settle(cached_tokens=0, ok=False)
+        self._settle(Settled(self.request.request_id, 0, ok=False))
         close = getattr(self._deliveries, "aclose", None)
         if close is not None:
             await close()
@@ -107,7 +107,7 @@ class Call:
             yield delivery
 
     async def _succeeded(self, chunk: Chunk) -> None:
-        self._settle(cached_tokens=chunk.cached_tokens, ok=True)
+        self._settle(Settled(self.request.request_id, chunk.cached_tokens, True, chunk.held_tokens))
         record = self._prepared.record
         if self._save is not None and record is not None:
             last = record.turns[-1]
@@ -115,9 +115,9 @@ class Call:
             turns = (*record.turns[:-1], turn)
             await self._save(msgspec.structs.replace(record, turns=turns))
 
-    def _settle(self, *, cached_tokens: int, ok: bool) -> None:
+    def _settle(self, settled: Settled) -> None:
         if self._settled:
             return
         self._settled = True
         if self._step is not None:
-            self._planner.feedback(Settled(self.request.request_id, cached_tokens, ok))
+            self._planner.feedback(settled)

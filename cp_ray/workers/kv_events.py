@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from cp_ray.errors import WireError
-from cp_ray.workers.residency import CacheEvent, Cleared, EngineHash, Removed, Stored
+from cp_ray.workers.cache_events import CacheEvent, Cleared, EngineHash, Removed, Stored
 
 log = logging.getLogger(__name__)
 

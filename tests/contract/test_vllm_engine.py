@@ -11,7 +11,6 @@ from cp_ray.config import AppConfig
 from cp_ray.core.types import RequestId
 from cp_ray.errors import ConfigError, EngineError, InvalidRequest
 from cp_ray.workers.engine import EngineRequest, Sampling
-from cp_ray.workers.residency import Cleared
 from tests.contract import suite
 
 if importlib.util.find_spec("vllm") is None:
@@ -67,22 +66,28 @@ def test_events_predict_what_the_engine_finds_cached_under_overflow(loop, subjec
 
 def test_a_lost_event_is_replayed_and_a_hole_resets_the_cache(loop, subject):
     prompt = suite.tokens(97)
+    events = subject.engine._events
+    take = events._take
+
+    def lose_one(sequence: int, payload: bytes) -> None:
+        events._take = take
 
     async def run() -> None:
-        events = subject.engine._events
         epochs = subject.ear.epochs
+        events._take = lose_one
         await suite.cached(subject, prompt)
         await asyncio.sleep(0.05)
-        events._next -= 1  # as if the last batch had not come
-        subject.engine._residency.apply([Cleared()])
+        assert subject.engine.held_tokens(prompt) == 0
         await suite.answer(subject, suite.request(suite.tokens(33)))
         await asyncio.sleep(0.1)
         assert subject.engine.held_tokens(prompt) == 96
         assert subject.ear.epochs == epochs
 
         events._replay_endpoint = "ipc:///nonexistent/replay"
-        events._next -= 1
-        await suite.answer(subject, suite.request(suite.tokens(33)))
+        events._take = lose_one
+        for _ in range(2):
+            await suite.answer(subject, suite.request(suite.tokens(33)))
+            await asyncio.sleep(0.05)
         await suite.until(lambda: subject.ear.epochs > epochs, "a new epoch after a hole")
         await asyncio.sleep(0.2)
         assert await suite.cached(subject, prompt) == 0

@@ -11,8 +11,8 @@ import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from cp_ray.errors import WireError
+from cp_ray.workers.cache_events import CacheEvent, Cleared, Removed, Stored
 from cp_ray.workers.kv_events import EventStream, decode_batch
-from cp_ray.workers.residency import CacheEvent, Cleared, Removed, Stored
 
 
 def packed(*events: Any, form: type = list) -> bytes:

@@ -126,10 +126,7 @@ async def _run(options: EngineBenchOptions, requests: tuple[TraceRequest, ...]) 
     try:
         for policy in options.policies:
             await engine.reset_cache()
-            index = ContextIndex(search=_SEARCH[policy], max_records=len(requests) + 1)
-            index.set_replicas([ReplicaInfo(_REPLICA, info.page_size, info.capacity_tokens)])
-            ear.index = index
-            rows.append(await _Run(options, policy, engine, info, index, ear).row(requests))
+            rows.append(await _Run(options, policy, engine, info, ear).row(requests))
     finally:
         await engine.close()
     return rows
@@ -164,16 +161,13 @@ class _Run:
     """One policy's run."""
 
     def __init__(
-        self,
-        options: EngineBenchOptions,
-        policy: str,
-        engine: Engine,
-        info: EngineInfo,
-        index: ContextIndex,
-        ear: _Ear,
+        self, options: EngineBenchOptions, policy: str, engine: Engine, info: EngineInfo, ear: _Ear
     ) -> None:
         self._options, self._policy = options, policy
-        self._engine, self._index, self._ear = engine, index, ear
+        self._engine, self._ear = engine, ear
+        self._index = ContextIndex(search=_SEARCH[policy])
+        self._index.set_replicas([ReplicaInfo(_REPLICA, info.page_size, info.capacity_tokens)])
+        ear.index = self._index
         self._longest = min(info.max_model_len - ANSWER_TOKENS, info.capacity_tokens)
         self._random = random.Random(options.seed)
         self._ttft: list[float] = []

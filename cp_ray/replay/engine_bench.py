@@ -140,6 +140,11 @@ class _Ear:
         self.evictions = 0
         self._epoch = self._seq = 0
 
+    def follow(self, index: ContextIndex) -> None:
+        """Tell another index from here on; it begins with the next epoch."""
+        self.index = index
+        self.new_epoch()
+
     def evicted(self, evictions: list[Eviction]) -> None:
         self.evictions += len(evictions)
         self._tell(EvictionReport(_REPLICA, self._epoch, self._seq, tuple(evictions)))
@@ -167,7 +172,7 @@ class _Run:
         self._engine, self._ear = engine, ear
         self._index = ContextIndex(search=_SEARCH[policy])
         self._index.set_replicas([ReplicaInfo(_REPLICA, info.page_size, info.capacity_tokens)])
-        ear.index = self._index
+        ear.follow(self._index)
         self._longest = min(info.max_model_len - ANSWER_TOKENS, info.capacity_tokens)
         self._random = random.Random(options.seed)
         self._ttft: list[float] = []

@@ -95,6 +95,79 @@ def test_a_lost_event_is_replayed_and_a_hole_resets_the_cache(loop, subject):
     loop.run(run())
 
 
+@pytest.mark.parametrize("replays", [True, False], ids=["replayed", "not replayed"])
+def test_lost_batches_fail_no_request_and_leave_no_wrong_prediction(loop, subject, replays):
+    source = random.Random(11)
+    documents = [suite.tokens(70) for _ in range(30)]
+    events = subject.engine._events
+    take, endpoint = events._take, events._replay_endpoint
+    lost = []
+
+    def lose_some(sequence: int, payload: bytes) -> None:
+        if source.random() < 0.05:
+            lost.append(sequence)  # and whatever is replayed of it goes through
+            events._take = take
+            asyncio.get_running_loop().call_soon(setattr, events, "_take", lose_some)
+        else:
+            take(sequence, payload)
+
+    async def run() -> list[tuple[int, int]]:
+        audits = []
+        for _ in range(120):
+            prompt = sum(source.sample(documents, 3), ()) + suite.tokens(9)
+            last = (await suite.answer(subject, suite.request(prompt, max_tokens=3)))[-1]
+            await asyncio.sleep(0.01)
+            if last.held_tokens is not None:
+                audits.append((last.held_tokens, last.cached_tokens))
+        return audits
+
+    epochs = subject.ear.epochs
+    events._take = lose_some
+    if not replays:
+        events._replay_endpoint = "ipc:///nonexistent/replay"
+    try:
+        audits = loop.run(run())
+    finally:
+        events._take, events._replay_endpoint = take, endpoint
+    assert len(lost) >= 3
+    assert len(audits) > 40
+    assert all(abs(held - cached) <= 32 for held, cached in audits)
+    assert (subject.ear.epochs == epochs) is replays
+
+
+def test_aborted_and_preempted_requests_leave_the_view_right(loop, subject):
+    """More than fits runs at once, so vLLM preempts; a third of the callers go away."""
+    source = random.Random(13)
+    head = suite.tokens(64)
+
+    async def one() -> tuple[int | None, int] | None:
+        prompt = head + suite.tokens(source.randrange(100, 400))
+        asked = suite.request(prompt, max_tokens=source.randrange(40, 160))
+        patience = source.uniform(0, 0.3) if source.random() < 0.33 else None
+        try:
+            async with asyncio.timeout(patience):
+                last = (await suite.answer(subject, asked))[-1]
+        except TimeoutError:
+            return None
+        return last.held_tokens, last.cached_tokens
+
+    async def run() -> list[tuple[int | None, int] | None]:
+        answers = []
+        for _ in range(8):
+            answers += await asyncio.gather(*(one() for _ in range(8)))
+        return answers
+
+    epochs = subject.ear.epochs
+    answers = loop.run(run())
+    audits = [answer for answer in answers if answer is not None and answer[0] is not None]
+    assert answers.count(None) > 5
+    assert len(audits) > 20
+    assert all(abs((held or 0) - cached) <= 32 for held, cached in audits)
+    assert subject.ear.epochs == epochs, "no false alarm"
+    held = subject.engine.held()
+    assert all(left <= held.get(name, 0) for name, left in subject.ear.left.items() if left)
+
+
 @pytest.mark.parametrize(
     ("prompt", "sampling"),
     [((5, 6), Sampling(top_p=2.0)), ((5, 6), Sampling(temperature=-1)), ((5, 10**7), Sampling())],

@@ -33,6 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure").add_subparsers(required=True)
     _bench_index(bench.add_parser("index", help="cost of the index per request"))
     _bench_reuse(bench.add_parser("reuse", help="hit ratio of policies on a trace"))
+    _bench_engine(bench.add_parser("engine", help="a trace through a real engine"))
     return parser
 
 
@@ -145,6 +146,26 @@ def _bench_reuse(parser: argparse.ArgumentParser) -> None:
         from cp_ray.replay.command import run_reuse
 
         return run_reuse(args)
+
+    parser.set_defaults(run=run)
+
+
+def _bench_engine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--engine", choices=("vllm", "simulated"), default="vllm")
+    parser.add_argument("--trace", type=Path, required=True, help="folder or file")
+    parser.add_argument("--policy", default="none,online", help="none, paper, online")
+    parser.add_argument("--requests", type=int, default=200, help="only the first N")
+    parser.add_argument("--concurrency", type=int, default=1)
+    parser.add_argument("--cache-tokens", type=int, default=8192)
+    parser.add_argument("--length-scale", type=float, default=1.0, help="factor on block tokens")
+    parser.add_argument("--abort-share", type=float, default=0.0, help="0 to 1")
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--json", action="store_true")
+
+    def run(args: argparse.Namespace) -> int:
+        from cp_ray.replay.command import run_engine
+
+        return run_engine(args)
 
     parser.set_defaults(run=run)
 

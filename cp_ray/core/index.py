@@ -13,6 +13,7 @@ from typing import Literal
 
 from cp_ray.core.distance import DEFAULT_ALPHA
 from cp_ray.core.load import LoadLedger
+from cp_ray.core.memory import Memory
 from cp_ray.core.offline import OfflineOrders
 from cp_ray.core.ordering import order
 from cp_ray.core.placement import Option, Utilisation, choose
@@ -25,22 +26,22 @@ from cp_ray.core.search import (
     fixed_search,
     greedy_search,
 )
-from cp_ray.core.tree import ContextTree
+from cp_ray.core.trust import Trust, TrustLedger
 from cp_ray.core.types import (
     BlockId,
     Context,
-    EvictionReport,
+    Dump,
+    DumpRequest,
     Feedback,
     FirstToken,
-    HeadId,
     PlanRequest,
     ReplicaId,
     ReplicaInfo,
-    RequestId,
+    ReplicaMessage,
     Routed,
+    Settled,
     Step,
 )
-from cp_ray.errors import InvariantError
 
 
 class ContextIndex:
@@ -59,14 +60,15 @@ class ContextIndex:
     ) -> None:
         self.alpha = alpha
         self.replicas = ReplicaTable()
+        self.trust = TrustLedger()
         self.ledger = LoadLedger()
         self.utilisation = Utilisation()
         self.offline = offline or OfflineOrders()
         self._search = search
         self._max_records = max_records
-        self._trees: dict[HeadId, ContextTree] = {}
-        self._records: dict[RequestId, Record] = {}
-        self._on_replica: dict[ReplicaId, set[RequestId]] = {}
+        self._memory = Memory()
+        self._trees = self._memory.trees
+        self._records = self._memory.records
         self._assigned: Counter[ReplicaId] = Counter()
         self._counters: Counter[str] = Counter()
 
@@ -76,6 +78,7 @@ class ContextIndex:
             self._forget(replica)
             self.ledger.drop_replica(replica)
             self.replicas.drop(replica)
+            self.trust.restore(replica)
             self._assigned.pop(replica, None)
 
     def plan(self, requests: Sequence[PlanRequest], now: float) -> list[Step]:
@@ -117,7 +120,7 @@ class ContextIndex:
         planned = self._order(request, tokens, match.prefix if match else (), candidates)
         page = self.replicas.live[chosen].page_size
         predicted = min(reusable[chosen], total - 1) // page * page
-        self._remember(request.request_id, record_of(request, planned, chosen, predicted), planned)
+        self._remember(request, record_of(request, planned, chosen, predicted), planned)
         self.ledger.reserve(request.request_id, chosen, total - reusable[chosen], now)
         self._assigned[chosen] += 1
         path = self._trees[request.head].node_of[request.request_id].search_path
@@ -168,6 +171,8 @@ class ContextIndex:
 
     def _reusable(self, request: PlanRequest, replica: ReplicaId, match: Candidate | None) -> int:
         """Leading prompt tokens that `replica` should have of this request."""
+        if not self.replicas.believed(replica):
+            return 0
         tree = self._trees.get(request.head)
         if tree is not None and tree.root.holders >> self.replicas.bit(replica) & 1:
             return request.head_tokens + (match.tokens if match else 0)
@@ -189,11 +194,28 @@ class ContextIndex:
             if record is None:
                 self._counters["unknown_feedback"] += 1
             elif not feedback.ok:
-                self._remove(request)
+                self._memory.remove(request)
             else:
                 record.state = State.RESIDENT
-                self._counters["predicted_tokens"] += record.predicted
-                self._counters["cached_tokens"] += feedback.cached_tokens
+                self._audit(feedback, record)
+
+    def _audit(self, settled: Settled, record: Record) -> None:
+        """The gate is the replica's view when the engine scheduled; the plan's is only counted."""
+        replica = record.replica
+        page = self.replicas.live[replica].page_size
+        planned_right = abs(record.predicted - settled.cached_tokens) <= page
+        self._counters["predicted_tokens"] += record.predicted
+        self._counters["cached_tokens"] += settled.cached_tokens
+        self._counters["planned_within_one_block"] += planned_right
+        self._counters["settled"] += 1
+        if settled.held_tokens is None or not self.replicas.believed(replica):
+            return
+        matches = abs(settled.held_tokens - settled.cached_tokens) <= page
+        self._counters["audited"] += 1
+        self._counters["audit_mismatches"] += not matches
+        if self.trust.audit(replica, matches=matches) is Trust.QUARANTINED:
+            self._counters["replicas_quarantined"] += 1
+            self.replicas.distrust(replica)
 
     def _routed(self, feedback: Routed, record: Record | None) -> None:
         if record is None or record.replica == feedback.replica:
@@ -201,36 +223,42 @@ class ContextIndex:
         self._counters["spilled"] += 1
         self.ledger.move(feedback.request_id, feedback.replica, record.tokens_left)
         if feedback.replica not in self.replicas.live:
-            self._remove(feedback.request_id)
+            self._memory.remove(feedback.request_id)
             return
-        if record.replica is not None:
-            self._on_replica[record.replica].discard(feedback.request_id)
-        record.replica = feedback.replica
         record.predicted = 0
-        self._on_replica.setdefault(feedback.replica, set()).add(feedback.request_id)
-        self._trees[record.head].move(feedback.request_id, self.replicas.bit(feedback.replica))
+        bit = self.replicas.bit(feedback.replica)
+        self._memory.move(feedback.request_id, feedback.replica, bit)
 
-    def apply(self, report: EvictionReport) -> bool:
-        """Take an eviction report; False when it was ignored or broke the sequence."""
-        verdict = self.replicas.receive(report)
+    def apply(self, message: ReplicaMessage) -> bool:
+        """Take a report or a dump; False when it was ignored or told that one was lost."""
+        verdict = self.replicas.receive(message)
         self._counters[f"reports_{verdict.value}"] += 1
         if verdict in (Verdict.UNKNOWN, Verdict.STALE):
             return False
-        if verdict in (Verdict.GAP, Verdict.NEW_EPOCH):
-            self._forget(report.replica)
-        for eviction in report.evicted:
+        if verdict is Verdict.NEW_EPOCH:
+            self._forget(message.replica)
+        if isinstance(message, Dump):
+            self._memory.keep_only(message.replica, message.held)
+            self.trust.restore(message.replica)
+            return True
+        for eviction in message.evicted:
             record = self._records.get(eviction.request_id)
-            if record is None or record.replica != report.replica:
+            if record is None or record.replica != message.replica:
                 self._counters["unknown_evictions"] += 1
                 continue
             self._counters["evictions"] += 1
-            record.tokens_left = min(record.tokens_left, eviction.tokens_left)
-            blocks = record.blocks_left()
-            if blocks < 0:
-                self._remove(eviction.request_id)
-            else:
-                self._trees[record.head].truncate(eviction.request_id, blocks)
+            self._memory.shrink(eviction.request_id, eviction.tokens_left)
         return verdict is Verdict.APPLY
+
+    def dump_requests(self, now: float) -> tuple[DumpRequest, ...]:
+        """Whom to ask for a dump now; forgets those that were asked in vain.
+
+        Call it after every gap, and about once a second: it repeats what was not answered.
+        """
+        due = self.replicas.due(now)
+        for replica in due.forget:
+            self._forget(replica)
+        return due.ask
 
     def build(self, contexts: Sequence[Context]) -> list[Step]:
         """Algorithm 4, offline mode: cluster, and keep the orders for every head."""
@@ -241,55 +269,23 @@ class ContextIndex:
         sizes = {"records": len(self._records), "heads": len(self._trees)}
         return dict(self._counters) | sizes | {"reserved": len(self.ledger)}
 
-    def _remember(self, request: RequestId, record: Record, context: Context) -> None:
-        tree = self._trees.setdefault(record.head, ContextTree())
-        replica = record.replica
-        if replica is None:
-            raise InvariantError("a planned request has a replica")
-        tree.insert(request, context, self.replicas.bit(replica))
-        self._records[request] = record
-        self._on_replica.setdefault(replica, set()).add(request)
+    def _remember(self, request: PlanRequest, record: Record, planned: Context) -> None:
+        bit = self.replicas.bit(record.replica)
+        self._memory.remember(request.request_id, record, planned, bit)
         if len(self._records) > self._max_records:
             self._counters["records_over_capacity"] += 1
-            self._remove(next(iter(self._records)))
-
-    def _remove(self, request: RequestId) -> None:
-        record = self._records.pop(request)
-        tree = self._trees[record.head]
-        tree.remove(request)
-        if not tree.node_of:
-            del self._trees[record.head]
-        if record.replica is not None:
-            self._on_replica[record.replica].discard(request)
+            self._memory.remove(next(iter(self._records)))
 
     def _forget(self, replica: ReplicaId) -> None:
         """Believe nothing of the replica any more; its running requests keep their load."""
-        for request in self._on_replica.pop(replica, set()).copy():
-            self._records[request].replica = None
-            self._remove(request)
+        self._memory.forget(replica)
+        self.trust.restore(replica)
         self._counters["replicas_forgotten"] += 1
 
     def check(self) -> None:
         """Raise InvariantError unless every part holds and all parts agree."""
         self.replicas.check()
+        self.trust.check()
         self.ledger.check()
         self.offline.check()
-        known: dict[HeadId, set[RequestId]] = {}
-        for request, record in self._records.items():
-            known.setdefault(record.head, set()).add(request)
-        if known != {head: set(tree.node_of) for head, tree in self._trees.items()}:
-            raise InvariantError("index: records and trees disagree")
-        for tree in self._trees.values():
-            tree.check()
-        for request, record in self._records.items():
-            replica = record.replica
-            node = self._trees[record.head].node_of[request]
-            if replica is None or request not in self._on_replica.get(replica, set()):
-                raise InvariantError(f"index: {request} is on no live replica's list")
-            if node.requests[request] != self.replicas.bit(replica):
-                raise InvariantError(f"index: {request}'s holder bit is not its replica's")
-            if len(node.context) > max(record.blocks_left(), 0):
-                raise InvariantError(f"index: {request} holds more blocks than tokens")
-        listed = sum(len(requests) for requests in self._on_replica.values())
-        if listed != len(self._records):
-            raise InvariantError("index: a replica's list names a request without a record")
+        self._memory.check(self.replicas)

@@ -151,6 +151,10 @@ class PrefixCache:
         self._lost.clear()
         return lost
 
+    def held(self) -> dict[RequestId, int]:
+        """Leading tokens still cached of every registered request."""
+        return {request: pages * self.page_size for request, pages in self._left.items()}
+
     def check(self) -> None:
         """Raise InvariantError unless the books balance."""
         refs: dict[Run, int] = {}

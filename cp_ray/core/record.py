@@ -18,7 +18,7 @@ class State(Enum):
 
 
 class Record(msgspec.Struct):
-    """One request on one replica (None: an order known offline that nobody holds).
+    """One request on one replica.
 
     ends: prompt tokens up to the end of each block, head included; same length as the context
     as planned. tokens_left: leading prompt tokens the replica still has.
@@ -27,7 +27,7 @@ class Record(msgspec.Struct):
     head: HeadId
     head_tokens: int
     ends: tuple[int, ...]
-    replica: ReplicaId | None
+    replica: ReplicaId
     state: State
     tokens_left: int
     predicted: int

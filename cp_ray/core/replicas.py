@@ -1,17 +1,32 @@
-"""The replica table: live set, epoch and sequence of each replica's eviction reports.
+"""The replica table: who is live, what each is expected to send next, and who owes a dump.
 
-Epoch: incarnation of the cache in one replica process. A gap in the sequence means an eviction
-was not heard, so the replica is forgotten: forgetting costs one prefill, a ghost a misroute.
+Epoch: incarnation of the cache in one replica process. Reports and dumps of an epoch share one
+numbering. A gap in it means an eviction was not heard: the replica is believed nothing until a
+dump says what it still holds, or, when none comes, it is forgotten.
 
-| replica        | report            | verdict   | next             |
-|----------------|-------------------|-----------|------------------|
-| not live       | any               | UNKNOWN   | not live         |
-| live (e, n)    | (e, n)            | APPLY     | live (e, n + 1)  |
-| live (e, n)    | (e, < n), (< e, *)| STALE     | live (e, n)      |
-| live (e, n)    | (e, s > n)        | GAP       | live (e, s + 1)  |
-| live (e, n)    | (f > e, s)        | NEW_EPOCH | live (f, s + 1)  |
+live (e, n): expects number n of epoch e. resyncing (e, n, m): also needs a dump numbered m or
+later. Evictions are facts whenever they come and only ever shrink what is believed, so those
+heard while resyncing apply at once; nothing is buffered, nothing can overflow
+(docs/decisions/0006-resync-without-a-buffer.md).
 
-GAP and NEW_EPOCH: the caller forgets all it believed of the replica, then applies the report.
+| replica   | message                              | verdict   | next                           |
+|-----------|--------------------------------------|-----------|--------------------------------|
+| absent    | any                                  | UNKNOWN   | absent                         |
+| live      | report (e, n)                        | APPLY     | live (e, n + 1)                |
+| live      | report (e, s > n)                    | GAP       | resyncing (e, s + 1, s - 1)    |
+| live      | report (e, s < n)                    | STALE     | same                           |
+| live      | dump (e, s >= n)                     | DUMP      | live (e, s + 1)                |
+| resyncing | report (e, s <= n)                   | APPLY     | resyncing (e, max(n, s + 1), m)|
+| resyncing | report (e, s > n)                    | GAP       | resyncing (e, s + 1, s - 1)    |
+| resyncing | dump (e, s >= m)                     | DUMP      | live (e, max(n, s + 1))        |
+| either    | dump (e, s < n or m)                 | STALE     | same                           |
+| either    | report (f > e, s)                    | NEW_EPOCH | live (f, s + 1)                |
+| either    | dump (f > e, s)                      | DUMP      | live (f, s + 1)                |
+| either    | any (f < e, s)                       | STALE     | same                           |
+| live      | distrusted                           |           | resyncing (e, n, n), rebuild   |
+| resyncing | no dump for RESYNC_S                 | forget    | live (e, n)                    |
+
+APPLY, GAP: apply its evictions. NEW_EPOCH: forget all, then apply. DUMP: keep only what it lists.
 """
 
 from __future__ import annotations
@@ -21,25 +36,45 @@ from enum import Enum
 
 import msgspec
 
-from cp_ray.core.types import EvictionReport, ReplicaId, ReplicaInfo
+from cp_ray.core.types import Dump, DumpRequest, EvictionReport, ReplicaId, ReplicaInfo
 from cp_ray.errors import InvariantError
+
+RESYNC_S = 10.0
+"""A replica that has not sent its dump this long after it was asked is forgotten."""
+ASK_AGAIN_S = 2.0
 
 
 class Verdict(Enum):
-    """What to do with a report."""
+    """What to do with a message."""
 
     APPLY = "apply"
     STALE = "stale"
     GAP = "gap"
     NEW_EPOCH = "new_epoch"
+    DUMP = "dump"
     UNKNOWN = "unknown"
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """The report a live replica sends next."""
+    """What a live replica sends next.
+
+    needs: number of the dump it owes, None when it owes none. rebuild: its own view is in doubt.
+    asked_first, asked_last: when it was asked for the dump, seconds.
+    """
 
     epoch: int = 0
     seq: int = 0
+    needs: int | None = None
+    rebuild: bool = False
+    asked_first: float | None = None
+    asked_last: float | None = None
+
+
+class Due(msgspec.Struct, frozen=True):
+    """What is due now: replicas to ask for a dump, and those to forget for want of one."""
+
+    ask: tuple[DumpRequest, ...]
+    forget: tuple[ReplicaId, ...]
 
 
 class ReplicaTable:
@@ -50,6 +85,7 @@ class ReplicaTable:
         self._expected: dict[ReplicaId, Expected] = {}
         self._bit: dict[ReplicaId, int] = {}
         self._replica: dict[int, ReplicaId] = {}
+        self._resyncing: set[ReplicaId] = set()
 
     @property
     def live(self) -> Mapping[ReplicaId, ReplicaInfo]:
@@ -58,8 +94,14 @@ class ReplicaTable:
 
     @property
     def mask(self) -> int:
-        """Bits of all live replicas."""
-        return sum(1 << bit for bit in self._replica)
+        """Bits of the live replicas that are believed; the others are planned by load only."""
+        return sum(
+            1 << bit for bit, replica in self._replica.items() if replica not in self._resyncing
+        )
+
+    def believed(self, replica: ReplicaId) -> bool:
+        """Whether a live replica's records count; not while it owes a dump."""
+        return replica not in self._resyncing
 
     def bit(self, replica: ReplicaId) -> int:
         """Bit number of a live replica."""
@@ -87,16 +129,49 @@ class ReplicaTable:
         del self._infos[replica]
         del self._expected[replica]
         del self._replica[self._bit.pop(replica)]
+        self._resyncing.discard(replica)
 
-    def receive(self, report: EvictionReport) -> Verdict:
-        """Judge a report by the table above and advance."""
-        expected = self._expected.get(report.replica)
+    def receive(self, message: EvictionReport | Dump) -> Verdict:
+        """Judge a message by the table above and advance."""
+        expected = self._expected.get(message.replica)
         if expected is None:
             return Verdict.UNKNOWN
-        verdict = _judge(expected, report)
-        if verdict is not Verdict.STALE:
-            self._expected[report.replica] = Expected(report.epoch, report.seq + 1)
+        verdict = (_judge_dump if isinstance(message, Dump) else _judge_report)(expected, message)
+        seq = message.seq + 1
+        if verdict is Verdict.GAP:
+            after = msgspec.structs.replace(expected, seq=seq, needs=message.seq - 1)
+        elif verdict is Verdict.APPLY:
+            after = msgspec.structs.replace(expected, seq=max(seq, expected.seq))
+        elif verdict is Verdict.STALE:
+            after = expected
+        elif message.epoch == expected.epoch:
+            after = Expected(message.epoch, max(seq, expected.seq))
+        else:
+            after = Expected(message.epoch, seq)
+        self._set(message.replica, after)
         return verdict
+
+    def distrust(self, replica: ReplicaId) -> None:
+        """What the replica says of itself is wrong: ask it to begin anew."""
+        expected = self._expected[replica]
+        needs = expected.seq if expected.needs is None else expected.needs
+        self._set(replica, msgspec.structs.replace(expected, needs=needs, rebuild=True))
+
+    def due(self, now: float) -> Due:
+        """Who is to be asked now, and who is forgotten. now: seconds, not decreasing."""
+        ask, forget = [], []
+        for replica in sorted(self._resyncing):
+            expected = self._expected[replica]
+            first, last = expected.asked_first, expected.asked_last
+            if first is not None and now - first >= RESYNC_S:
+                forget.append(replica)
+                self._set(replica, Expected(expected.epoch, expected.seq))
+            elif last is None or now - last >= ASK_AGAIN_S:
+                ask.append(DumpRequest(replica, expected.rebuild))
+                first = now if first is None else first
+                asked = msgspec.structs.replace(expected, asked_first=first, asked_last=now)
+                self._set(replica, asked)
+        return Due(tuple(ask), tuple(forget))
 
     def check(self) -> None:
         """Raise InvariantError unless ids, bits and expectations agree."""
@@ -104,11 +179,27 @@ class ReplicaTable:
         inverse = self._replica == {bit: replica for replica, bit in self._bit.items()}
         if not (same and inverse) or 0 in self._replica:
             raise InvariantError("replica table: live set, bits and expectations disagree")
+        owing = {name for name, expected in self._expected.items() if expected.needs is not None}
+        if owing != self._resyncing:
+            raise InvariantError("replica table: those that owe a dump are not those resyncing")
+
+    def _set(self, replica: ReplicaId, expected: Expected) -> None:
+        self._expected[replica] = expected
+        if expected.needs is None:
+            self._resyncing.discard(replica)
+        else:
+            self._resyncing.add(replica)
 
 
-def _judge(expected: Expected, report: EvictionReport) -> Verdict:
-    if report.epoch > expected.epoch:
-        return Verdict.NEW_EPOCH
-    if report.epoch < expected.epoch or report.seq < expected.seq:
-        return Verdict.STALE
-    return Verdict.GAP if report.seq > expected.seq else Verdict.APPLY
+def _judge_report(expected: Expected, report: EvictionReport | Dump) -> Verdict:
+    if report.epoch != expected.epoch:
+        return Verdict.NEW_EPOCH if report.epoch > expected.epoch else Verdict.STALE
+    if report.seq > expected.seq:
+        return Verdict.GAP
+    live = expected.needs is None
+    return Verdict.STALE if live and report.seq < expected.seq else Verdict.APPLY
+
+
+def _judge_dump(expected: Expected, dump: EvictionReport | Dump) -> Verdict:
+    needs = expected.seq if expected.needs is None else expected.needs
+    return Verdict.DUMP if (dump.epoch, dump.seq) >= (expected.epoch, needs) else Verdict.STALE

@@ -73,7 +73,7 @@ class Eviction(msgspec.Struct, frozen=True, array_like=True):
     tokens_left: int
 
 
-class EvictionReport(msgspec.Struct, frozen=True, array_like=True):
+class EvictionReport(msgspec.Struct, frozen=True, array_like=True, tag="evicted"):
     """What one replica's cache lost since report `seq - 1` of the same epoch.
 
     epoch: incarnation of the cache; a new one forgets all that was held before.
@@ -83,6 +83,31 @@ class EvictionReport(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     seq: int
     evicted: tuple[Eviction, ...]
+
+
+class Dump(msgspec.Struct, frozen=True, array_like=True, tag="dump"):
+    """All that one replica holds, numbered among its reports: it stands for those before it.
+
+    held: leading prompt tokens that remain usable of each request it follows.
+    """
+
+    replica: ReplicaId
+    epoch: int
+    seq: int
+    held: dict[RequestId, int]
+
+
+ReplicaMessage = EvictionReport | Dump
+
+
+class DumpRequest(msgspec.Struct, frozen=True, array_like=True, tag="dump_request"):
+    """The index asks a replica for a dump.
+
+    rebuild: what the replica believes of its engine is wrong; it begins a new epoch instead.
+    """
+
+    replica: ReplicaId
+    rebuild: bool = False
 
 
 class Routed(msgspec.Struct, frozen=True, array_like=True, tag="routed"):
@@ -99,11 +124,16 @@ class FirstToken(msgspec.Struct, frozen=True, array_like=True, tag="first_token"
 
 
 class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
-    """The request ended. ok: its prompt was prefilled whole. cached_tokens: the engine's count."""
+    """The request ended. ok: its prompt was prefilled whole. cached_tokens: the engine's count.
+
+    held_tokens: what the replica's residency held of the prompt when the engine scheduled it;
+    None = not known, so it is no audit.
+    """
 
     request_id: RequestId
     cached_tokens: int
     ok: bool
+    held_tokens: int | None = None
 
 
 Feedback = Routed | FirstToken | Settled

@@ -44,7 +44,7 @@ class IndexActor:
         self._live: list[ReplicaInfo] = []
         self._late = 0
         self._called = time.monotonic()
-        self._reader = ReportReader(self._connect, self._index.apply)
+        self._reader = ReportReader(self._connect, self._index.apply, self._index.dump_requests)
         self._live_set = LiveSet(app, ENGINE, self._set_live)
         me = ray.get_runtime_context().current_actor
         self._tasks = [

@@ -1,4 +1,4 @@
-"""Report reader: eviction reports from the Redis stream into the index."""
+"""Report reader: reports and dumps from the Redis stream into the index; dump requests out."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from ray.exceptions import RayError
 
-from cp_ray.core.types import EvictionReport
+from cp_ray.core.types import DumpRequest, ReplicaMessage
 from cp_ray.errors import CpRayError, WireError
 from cp_ray.store import wire
 from cp_ray.store.client import Store
@@ -23,25 +23,27 @@ _log = logging.getLogger("ray.serve")
 class ReportReader:
     """Reads from the stream's tail at start; while Redis is down it waits and resumes.
 
-    connect: opens the store. apply: `ContextIndex.apply`. lag_s: age of the newest report when
-    it was applied, by Redis' clock against ours.
+    connect: opens the store. apply, dump_requests: of ContextIndex. lag_s: age of the newest
+    report when it was applied, by Redis' clock against ours.
     """
 
     def __init__(
         self,
         connect: Callable[[], Awaitable[Store]],
-        apply: Callable[[EvictionReport], bool],
+        apply: Callable[[ReplicaMessage], bool],
+        dump_requests: Callable[[float], Iterable[DumpRequest]],
     ) -> None:
         self._connect = connect
         self._apply = apply
+        self._dump_requests = dump_requests
         self._after: str | None = None
         self._counters: Counter[str] = Counter()
         self.connected = False
         self.lag_s = 0.0
 
     def counters(self) -> dict[str, int]:
-        """reports_read, reports_undecodable, redis_faults since the start."""
-        names = ("reports_read", "reports_undecodable", "redis_faults")
+        """reports_read, reports_undecodable, dumps_asked, redis_faults since the start."""
+        names = ("reports_read", "reports_undecodable", "dumps_asked", "redis_faults")
         return {name: self._counters[name] for name in names}
 
     async def run(self) -> None:
@@ -56,6 +58,7 @@ class ReportReader:
                     backoff_s = 0.1
                     while True:
                         await self._read(store, self._after)
+                        await self._ask(store)
                 finally:
                     self.connected = False
                     await store.close()
@@ -71,9 +74,14 @@ class ReportReader:
             self._counters["reports_read"] += 1
             self.lag_s = max(0.0, time.time() - int(id_.partition("-")[0]) / 1000)
             try:
-                report = wire.decode(payload, EvictionReport)
+                message = wire.decode(payload, ReplicaMessage)
             except WireError:
                 # Its replica is unknown; the replica's next report will not join on: a gap.
                 self._counters["reports_undecodable"] += 1
                 continue
-            self._apply(report)
+            self._apply(message)
+
+    async def _ask(self, store: Store) -> None:
+        for request in self._dump_requests(time.monotonic()):
+            await store.append_dump_request(wire.encode(request))
+            self._counters["dumps_asked"] += 1

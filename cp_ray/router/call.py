@@ -74,10 +74,11 @@ class Call:
     async def aclose(self) -> None:
         """Abort what still runs. A call that only its client broke off has prefilled its prompt."""
         first = self._first.chunks[0] if self._first is not None and self._first.chunks else None
+        name = self.request.request_id
         if first is None or self._broken:
-            self._settle(cached_tokens=0, ok=False)
+            self._settle(Settled(name, 0, ok=False))
         else:
-            self._settle(cached_tokens=first.cached_tokens, ok=True)
+            self._settle(Settled(name, first.cached_tokens, True, first.held_tokens))
         close = getattr(self._deliveries, "aclose", None)
         if close is not None:
             await close()
@@ -116,7 +117,7 @@ class Call:
             raise
 
     async def _succeeded(self, chunk: Chunk) -> None:
-        self._settle(cached_tokens=chunk.cached_tokens, ok=True)
+        self._settle(Settled(self.request.request_id, chunk.cached_tokens, True, chunk.held_tokens))
         record = self._prepared.record
         if self._save is not None and record is not None:
             last = record.turns[-1]
@@ -124,9 +125,9 @@ class Call:
             turns = (*record.turns[:-1], turn)
             await self._save(msgspec.structs.replace(record, turns=turns))
 
-    def _settle(self, *, cached_tokens: int, ok: bool) -> None:
+    def _settle(self, settled: Settled) -> None:
         if self._settled:
             return
         self._settled = True
         if self._step is not None:
-            self._planner.feedback(Settled(self.request.request_id, cached_tokens, ok))
+            self._planner.feedback(settled)

@@ -1,6 +1,7 @@
-"""Store: the report stream and the conversation records in Redis, and nothing else.
+"""Store: two streams of messages and the conversation records in Redis, and nothing else.
 
-Keys: `cp:{app}:reports` (stream, field `p`) and `cp:{app}:record:{key}` (bytes, with a TTL).
+Keys: `cp:{app}:reports` (engines to index) and `cp:{app}:dump_requests` (index to engines), both
+streams with the field `p`; `cp:{app}:record:{key}` (bytes, with a TTL).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from cp_ray.store.connection import check_server, faults_as_unavailable, open_cl
 CALL_TIMEOUT_S = 1.0
 MAX_REPORTS = 100_000
 """Length of the report stream, about: a reader further behind sees a gap."""
+MAX_DUMP_REQUESTS = 1_000
+"""Length of the other stream: a request nobody read in time is repeated."""
 START = "0-0"
 """Id before every report."""
 
@@ -34,6 +37,7 @@ class Store:
         self._url = url
         self._prefix = f"cp:{app}:"
         self._reports = f"{self._prefix}reports"
+        self._dump_requests = f"{self._prefix}dump_requests"
         self._client: aioredis.Redis = open_client(url)
         # A blocked read occupies its connection: records must not wait behind it.
         self._reader: aioredis.Redis = open_client(url, blocking=True)
@@ -63,10 +67,11 @@ class Store:
 
         After a lost connection it may be appended twice: its sequence number tells.
         """
-        call = self._client.xadd(
-            self._reports, {b"p": payload}, maxlen=MAX_REPORTS, approximate=True
-        )
-        return _text(await self._bounded(call))
+        return await self._append(self._reports, payload, MAX_REPORTS)
+
+    async def append_dump_request(self, payload: bytes) -> str:
+        """Append one message to the stream that every replica reads; returns its id."""
+        return await self._append(self._dump_requests, payload, MAX_DUMP_REQUESTS)
 
     async def read_reports(
         self, after: str, block_ms: int, count: int = 512
@@ -76,17 +81,19 @@ class Store:
         Pass the last id returned to resume. When the stream lies wholly before `after` (the
         server lost its data and its clock went back) it is read from its beginning.
         """
-        messages = await self._read(after, block_ms, count)
-        if not messages:
-            tail = await self.reports_tail()
-            if tail != START and _order(tail) < _order(after):
-                messages = await self._read(START, 0, count)
-        return messages
+        return await self._read_on(self._reports, after, block_ms, count)
+
+    async def read_dump_requests(self, after: str, block_ms: int) -> list[tuple[str, bytes]]:
+        """The same for the other stream."""
+        return await self._read_on(self._dump_requests, after, block_ms, MAX_DUMP_REQUESTS)
 
     async def reports_tail(self) -> str:
         """Return the id of the last message, or `START`."""
-        entries = await self._bounded(self._client.xrevrange(self._reports, count=1))
-        return _text(entries[0][0]) if entries else START
+        return await self._tail(self._reports)
+
+    async def dump_requests_tail(self) -> str:
+        """The same for the other stream."""
+        return await self._tail(self._dump_requests)
 
     async def get_record(self, key: str) -> bytes | None:
         """Read the record: None when there is none or it expired."""
@@ -102,10 +109,30 @@ class Store:
         await self._client.aclose(close_connection_pool=True)
         await self._reader.aclose(close_connection_pool=True)
 
-    async def _read(self, after: str, block_ms: int, count: int) -> list[tuple[str, bytes]]:
+    async def _append(self, stream: str, payload: bytes, longest: int) -> str:
+        call = self._client.xadd(stream, {b"p": payload}, maxlen=longest, approximate=True)
+        return _text(await self._bounded(call))
+
+    async def _tail(self, stream: str) -> str:
+        entries = await self._bounded(self._client.xrevrange(stream, count=1))
+        return _text(entries[0][0]) if entries else START
+
+    async def _read_on(
+        self, stream: str, after: str, block_ms: int, count: int
+    ) -> list[tuple[str, bytes]]:
+        messages = await self._read(stream, after, block_ms, count)
+        if not messages:
+            tail = await self._tail(stream)
+            if tail != START and _order(tail) < _order(after):
+                messages = await self._read(stream, START, 0, count)
+        return messages
+
+    async def _read(
+        self, stream: str, after: str, block_ms: int, count: int
+    ) -> list[tuple[str, bytes]]:
         # To Redis, BLOCK 0 means for ever; here it means not to wait.
         call = self._reader.xread(
-            {self._reports: after}, count=count, block=block_ms if block_ms > 0 else None
+            {stream: after}, count=count, block=block_ms if block_ms > 0 else None
         )
         reply = await self._bounded(call, extra_s=max(block_ms, 0) / 1000)
         streams = reply.items() if isinstance(reply, dict) else reply or ()

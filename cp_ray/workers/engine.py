@@ -40,6 +40,8 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     """Text that came since the last chunk; `finish_reason` ("stop" or "length") only on the last.
 
     cached_tokens: prompt tokens the engine took from its cache, by its own count.
+    held_tokens: those it should have found, by the events it published before it scheduled the
+    request; only on the last chunk, None where that is not known.
     """
 
     text: str
@@ -47,6 +49,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: int
     cached_tokens: int
     finish_reason: str | None = None
+    held_tokens: int | None = None
 
 
 class Delivery(msgspec.Struct, frozen=True, array_like=True):
@@ -87,6 +90,12 @@ class Engine(Protocol):
         """Stream the answer; closing the generator aborts the request.
 
         Raises InvalidRequest when the prompt cannot fit, EngineError when the engine fails.
+        """
+
+    def held(self) -> dict[RequestId, int]:
+        """Leading prompt tokens still usable of every request followed: what a dump carries.
+
+        Agrees with what the listener has heard.
         """
 
     async def reset_cache(self) -> None:

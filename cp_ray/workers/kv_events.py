@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from cp_ray.errors import WireError
-from cp_ray.workers.residency import CacheEvent, Cleared, EngineHash, Removed, Stored
+from cp_ray.workers.cache_events import CacheEvent, Cleared, EngineHash, Removed, Stored
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,15 @@ def decode_batch(payload: bytes) -> list[CacheEvent]:
     except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
         raise WireError(f"KV event batch cannot be read: {error!r}") from error
     return [event for event in decoded if event is not None]
+
+
+def published_at(payload: bytes) -> float:
+    """When the engine made this batch, seconds since 1970. Raises WireError."""
+    try:
+        batch = msgspec.msgpack.decode(payload)
+        return float(batch["ts"] if isinstance(batch, Mapping) else batch[0])
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
+        raise WireError(f"KV event batch cannot be read: {error!r}") from error
 
 
 def _fields(event: Any) -> Mapping[str, Any]:
@@ -93,7 +102,8 @@ def _extra(fields: Mapping[str, Any], blocks: int) -> tuple[tuple[str, ...], ...
 class EventStream:
     """Follows one engine process. Times in seconds.
 
-    on_batch: hears every batch, in order and once. on_hole: batches are lost for good.
+    on_batch: hears every batch, in order and once; `Cleared` alone when the engine began anew.
+    on_hole: batches are lost for good.
     """
 
     def __init__(
@@ -110,6 +120,7 @@ class EventStream:
         self._on_batch = on_batch
         self._on_hole = on_hole
         self._next = 0
+        self._newest = b""
         self._context = Context()
         self._socket = self._context.socket(SUB)
         self._socket.set(RCVHWM, 0)  # we keep up or we keep all: dropping would make holes
@@ -121,6 +132,8 @@ class EventStream:
         while True:
             frames = await self._socket.recv_multipart()
             sequence = int.from_bytes(frames[-2], "big")
+            if sequence < self._next and self._is_restart(frames[-1]):
+                self._restart()
             if sequence > self._next:
                 await self._mend(sequence)
             self._take(sequence, frames[-1])
@@ -133,15 +146,36 @@ class EventStream:
         if sequence < self._next:
             return  # mended already
         self._next = sequence + 1
+        self._newest = payload
         try:
             self._on_batch(decode_batch(payload))
         except WireError as error:
             log.warning("cache events cannot be read, the cache is forgotten: %s", error)
             self._on_hole()
 
+    def _is_restart(self, payload: bytes) -> bool:
+        """A low number is a batch that came again or late, unless it was made after the newest."""
+        try:
+            return published_at(payload) > published_at(self._newest)
+        except WireError:
+            return True
+
+    def _restart(self) -> None:
+        log.warning("the engine numbers its cache events anew: it was restarted")
+        self._next = 0
+        self._on_batch([Cleared()])
+
     async def _mend(self, until: int) -> None:
-        """Ask the engine again for the batches before `until`."""
-        for sequence, payload in await self._replay():
+        """Ask the engine again for the batches before `until`, and for the last one we had.
+
+        An engine that does not know it as we do is another one.
+        """
+        known = self._next - 1
+        batches = await self._replay(max(known, 0))
+        if any(sequence == known and payload != self._newest for sequence, payload in batches):
+            self._restart()
+            batches = await self._replay(0)
+        for sequence, payload in batches:
             if self._next <= sequence < until:
                 if sequence > self._next:
                     break
@@ -151,7 +185,7 @@ class EventStream:
             self._on_hole()
             self._next = until
 
-    async def _replay(self) -> list[tuple[int, bytes]]:
+    async def _replay(self, start: int) -> list[tuple[int, bytes]]:
         from zmq.constants import DEALER, LINGER
 
         batches: list[tuple[int, bytes]] = []
@@ -160,7 +194,7 @@ class EventStream:
             socket.connect(self._replay_endpoint)
             try:
                 async with asyncio.timeout(_REPLAY_TIMEOUT_S):
-                    await socket.send_multipart([b"", self._next.to_bytes(8, "big")])
+                    await socket.send_multipart([b"", start.to_bytes(8, "big")])
                     while True:
                         frames = await socket.recv_multipart()
                         sequence = int.from_bytes(frames[-2], "big", signed=True)

@@ -13,11 +13,12 @@ from ray import serve
 from ray.exceptions import RayError
 
 from cp_ray.config import AppConfig
-from cp_ray.core.types import ReplicaId
+from cp_ray.core.types import DumpRequest, ReplicaId
 from cp_ray.errors import EngineUnavailable
 from cp_ray.store import wire
 from cp_ray.store.client import Store
 from cp_ray.store.embedded_actor import redis_url
+from cp_ray.workers.dump_requests import DumpRequests
 from cp_ray.workers.engine import Chunk, Delivery, Engine, EngineRequest
 from cp_ray.workers.reporter import Reporter
 
@@ -41,10 +42,15 @@ class EngineReplica:
         self._app = context.app_name
         self._store: Store | None = None
         await self._find_redis()
+        self._connecting = asyncio.Lock()
         self._engine = make_engine(self._config)
-        reporter = Reporter(self._replica, self._send)
-        self._info = await self._engine.start(reporter)
-        self._reporting = asyncio.create_task(reporter.run(), name="eviction-reports")
+        self._reporter = Reporter(self._replica, self._send)
+        self._info = await self._engine.start(self._reporter)
+        asked = DumpRequests(self._replica, self._connect, self._answer)
+        self._tasks = [
+            asyncio.create_task(self._reporter.run(), name="eviction-reports"),
+            asyncio.create_task(asked.run(), name="dump-requests"),
+        ]
 
     async def generate(
         self,
@@ -84,10 +90,10 @@ class EngineReplica:
 
     async def __del__(self) -> None:
         """Serve awaits this when it stops the replica."""
-        if hasattr(self, "_reporting"):
-            self._reporting.cancel()
+        for task in getattr(self, "_tasks", ()):
+            task.cancel()
             with suppress(asyncio.CancelledError):
-                await self._reporting
+                await task
         await self._engine.close()
         if self._store is not None:
             await self._store.close()
@@ -99,15 +105,26 @@ class EngineReplica:
         except RayError as error:  # down for now: reports wait for it
             log.warning("No Redis to report to yet: %s", error)
 
-    async def _send(self, report: bytes) -> None:
-        """Append to the report stream. Redis may come up after us: connect when it is needed."""
-        try:
+    async def _send(self, message: bytes) -> None:
+        await (await self._connect()).append_report(message)
+
+    async def _answer(self, request: DumpRequest) -> None:
+        """A view of the engine that proved wrong cannot be dumped: the cache begins anew."""
+        if request.rebuild:
+            await self._engine.reset_cache()
+        else:
+            self._reporter.dump(self._engine.held)
+
+    async def _connect(self) -> Store:
+        """The store. Redis may come up after us: connect when it is needed."""
+        async with self._connecting:
             if self._store is None:
-                url = await redis_url(self._config, self._app)
+                try:
+                    url = await redis_url(self._config, self._app)
+                except RayError as error:  # the embedded server's actor
+                    raise EngineUnavailable(f"no Redis to report to: {error}") from error
                 self._store = await Store.connect(url, self._app)
-        except RayError as error:  # the embedded server's actor
-            raise EngineUnavailable(f"no Redis to report to: {error}") from error
-        await self._store.append_report(report)
+            return self._store
 
 
 async def deliveries(

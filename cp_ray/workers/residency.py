@@ -1,99 +1,76 @@
 """Residency: what an engine still has of each request. Pure; one owner, one engine.
 
-A trie of cache blocks. A block is keyed, under its parent, by a 128-bit digest of its token run
-and of what else the engine told apart by (LoRA, cache salt). The engine's own hashes stay opaque
-names of blocks. Engines may hold one block twice (vLLM does): a block is lost with its last copy.
+The engine's own hashes stay opaque names of blocks. Engines may hold one block twice (vLLM does):
+a block is lost with its last copy.
 
 A request registers with its first token, when the engine has its whole prompt: whatever was
 evicted while it waited has been computed again. A block whose `Stored` is still on its way is
 not lost either: only a removal loses.
+
+What the events say is doubted when they contradict themselves (`doubts`), and audited against
+what the engine says it found: see `held_when_scheduled`.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from hashlib import blake2b
 
 import msgspec
 
 from cp_ray.core.types import Eviction, RequestId
 from cp_ray.errors import InvariantError
+from cp_ray.workers.block_trie import ROOT, BlockTrie
+from cp_ray.workers.cache_events import CacheEvent, Cleared, EngineHash, Removed, Stored
 
-EngineHash = int | bytes
-"""The engine's name of a block's content; opaque."""
 MAX_REQUESTS = 65_536
+MAX_RUNS = 8_192
+"""Stored runs remembered for audits."""
+
+Name = EngineHash | tuple[int, EngineHash]
+"""An engine's hash; with its group where that is not 0."""
 
 
-class Stored(msgspec.Struct, frozen=True):
-    """A run of blocks entered the cache, each the child of the one before.
+class Path(msgspec.Struct, frozen=True):
+    """A prompt as the keys of its whole blocks. findable: how many of them a cache may give back.
 
-    extra: per block, whatever besides its tokens the engine keys it by; () = nothing.
-    group: the engine's group of layers; names are unique within one.
+    run, clears: runs stored and times cleared when it was made, for its audit.
     """
 
-    hashes: tuple[EngineHash, ...]
-    parent: EngineHash | None
-    tokens: tuple[int, ...]
-    extra: tuple[tuple[str, ...], ...]
-    block_size: int
-    group: int = 0
+    keys: tuple[int, ...]
+    findable: int
+    run: int
+    clears: int
 
 
-class Removed(msgspec.Struct, frozen=True):
-    """One copy of each of these blocks left the cache."""
+class _Run(msgspec.Struct, frozen=True):
+    """A stored run. already: how many of its leading blocks were held before."""
 
-    hashes: tuple[EngineHash, ...]
-    group: int = 0
-
-
-class Cleared(msgspec.Struct, frozen=True):
-    """Every block left the cache."""
-
-
-CacheEvent = Stored | Removed | Cleared
-
-
-class _Block:
-    """A place in the trie. index: blocks before it. copies: how often the engine holds it."""
-
-    __slots__ = ("children", "copies", "index", "key", "parent", "requests")
-
-    def __init__(self, key: bytes, parent: _Block | None, index: int) -> None:
-        self.key = key
-        self.parent = parent
-        self.index = index
-        self.copies = 0
-        self.children: dict[bytes, _Block] = {}
-        self.requests: set[RequestId] = set()
-
-    def child(self, key: bytes) -> _Block:
-        found = self.children.get(key)
-        if found is None:
-            found = self.children[key] = _Block(key, self, self.index + 1)
-        return found
-
-    def subtree(self) -> Iterator[_Block]:
-        waiting = [self]
-        while waiting:
-            block = waiting.pop()
-            waiting.extend(block.children.values())
-            yield block
+    number: int
+    already: int
 
 
 class Residency:
     """What one engine holds, and how much of each registered request is still usable.
 
-    page_size: tokens of a block. max_requests: how many are followed; the least recently
-    registered is forgotten first, and reported as lost.
+    page_size: tokens of a block. capacity: blocks the engine has, None = not known.
+    max_requests: how many are followed; the least recently registered is forgotten first, and
+    reported as lost.
     """
 
-    def __init__(self, page_size: int, max_requests: int = MAX_REQUESTS) -> None:
+    def __init__(
+        self, page_size: int, capacity: int | None = None, max_requests: int = MAX_REQUESTS
+    ) -> None:
         self.page_size = page_size
-        self.ignored = 0
-        """Events that could not be placed: unknown parent or hash, another block size."""
+        self.doubts = 0
+        """Events that prove that others were not heard: an unknown parent or name, or more
+        blocks than the engine has."""
+        self.other_sizes = 0
+        """Runs in blocks of another size, left out."""
+        self._capacity = capacity
         self._max_requests = max_requests
+        self._runs = 0
+        self._clears = -1
         self._clear()
 
     def apply(self, events: Sequence[CacheEvent]) -> list[Eviction]:
@@ -102,7 +79,7 @@ class Residency:
         Judged at the end of the batch: a block removed and stored again in one engine step was
         never missing. `Cleared` drops all requests without an eviction each: it is a new epoch.
         """
-        missing: list[_Block] = []
+        missing: list[int] = []
         for event in events:
             match event:
                 case Stored():
@@ -112,24 +89,31 @@ class Residency:
                 case Cleared():
                     self._clear()
                     missing.clear()
+        if self._capacity is not None and self._copies > self._capacity:
+            self.doubts += 1
         shrunk: dict[RequestId, int] = {}
-        for block in missing:
-            if block.copies == 0:
-                shrunk |= self._lose(block)
-                self._prune(block)
+        for slot in missing:
+            if not self._trie.is_free(slot) and not self._trie.copies[slot]:
+                shrunk |= self._lose(slot)
+                self._prune(slot)
         return [Eviction(request, tokens) for request, tokens in shrunk.items()]
 
-    def register(
-        self, request: RequestId, prompt: Sequence[int], salt: str | None = None
-    ) -> list[Eviction]:
+    def path(self, prompt: Sequence[int], salt: str | None = None) -> Path:
+        """The prompt's blocks. Its last token is always computed, so never all of it is found."""
+        # vLLM salts the first block; its descendants inherit the difference.
+        keys = self._trie.keys(prompt, ((salt,),) if salt else ())
+        findable = max(len(prompt) - 1, 0) // self.page_size
+        return Path(tuple(keys), findable, self._runs, self._clears)
+
+    def register(self, request: RequestId, path: Path) -> list[Eviction]:
         """Follow a request the engine has just prefilled; returns those forgotten for it."""
         self._leave(request)
-        block = self._root
-        for key in self._keys(prompt, salt):
-            block = block.child(key)
-        if block is not self._root:
-            block.requests.add(request)
-            self._at[request] = block
+        slot = ROOT
+        for key in path.keys:
+            slot = self._trie.child(slot, key)
+        if slot != ROOT:
+            self._requests.setdefault(slot, set()).add(request)
+            self._at[request] = slot
         forgotten = []
         while len(self._at) > self._max_requests:
             oldest = next(iter(self._at))
@@ -137,128 +121,175 @@ class Residency:
             forgotten.append(Eviction(oldest, 0))
         return forgotten
 
-    def held_tokens(self, prompt: Sequence[int], salt: str | None = None) -> int:
-        """Leading tokens of `prompt` the engine holds now, in whole blocks.
+    def held_tokens(self, path: Path) -> int:
+        """Leading tokens of a prompt the engine should find now, in whole blocks."""
+        return self._leading(path.keys[: path.findable]) * self.page_size
 
-        The last token is always computed, so a prompt is never held to its end.
+    def held_when_scheduled(self, path: Path, cached_tokens: int) -> int | None:
+        """What `held_tokens` was when the engine scheduled the request and found `cached_tokens`.
+
+        For requests that run, or have just ended: the blocks they found are pinned. What they
+        computed beyond came as a run that starts there; how much of that run was held already,
+        by these books, is what the engine should have found and did not. None: the run has not
+        been heard yet, or the cache was cleared since.
         """
-        block, held = self._root, 0
-        for key in self._keys(prompt[:-1], salt):
-            child = block.children.get(key)
-            if child is None or child.copies == 0:
-                break
-            block, held = child, held + self.page_size
-        return held
+        found = cached_tokens // self.page_size
+        if path.clears != self._clears:
+            return None
+        known = self._leading(path.keys[:found])
+        if found == len(path.keys):
+            return cached_tokens if known == found else None
+        run = self._run_at.get(path.keys[found])
+        if run is None or run.number <= path.run:
+            return None
+        if known == found:
+            known = min(found + run.already, path.findable)
+        return known * self.page_size
+
+    def held(self) -> dict[RequestId, int]:
+        """Usable leading tokens of every request followed."""
+        depth = self._trie.depth
+        return {request: depth[slot] * self.page_size for request, slot in self._at.items()}
 
     @property
     def requests(self) -> int:
         """Requests followed."""
         return len(self._at)
 
+    @property
+    def blocks(self) -> int:
+        """Blocks known."""
+        return len(self._trie)
+
     def check(self) -> None:
         """Raise InvariantError unless trie, names and requests agree."""
         copies: dict[int, int] = {}
-        for block, count in self._named.values():
-            copies[id(block)] = copies.get(id(block), 0) + count
-        requests: dict[RequestId, _Block] = {}
-        for block in self._root.subtree():
-            requests |= dict.fromkeys(block.requests, block)
-            if block is self._root:
-                continue
-            _require(block.parent is not None, "a block has no parent")
-            _require(block.copies == copies.pop(id(block), 0), "copies differ from names")
-            _require(bool(block.copies or block.children or block.requests), "an empty block stays")
+        for name, slot in self._named.items():
+            copies[slot] = copies.get(slot, 0) + 1 + self._further.get(name, 0)
+        _require(self._further.keys() <= self._named.keys(), "a copy of no block")
+        _require(sum(copies.values()) == self._copies, "copies are miscounted")
+        seen = list(self._trie.subtree(ROOT))
+        _require(len(seen) == len(self._trie) + 1, "a block is out of reach")
+        for slot in seen[1:]:
+            _require(self._trie.copies[slot] == copies.pop(slot, 0), "copies differ from names")
+            above = self._trie.parent[slot]
+            _require(self._trie.depth[slot] == self._trie.depth[above] + 1, "depth is not below")
+            stays = self._trie.copies[slot] or slot in self._requests
+            _require(bool(stays or not self._trie.is_leaf(slot)), "an empty block stays")
         _require(not copies, "a name leads out of the trie")
-        _require(requests == self._at, "requests and their blocks differ")
+        _require(all(self._requests.values()), "an empty list of requests stays")
+        at = {request: slot for slot, names in self._requests.items() for request in names}
+        _require(at == self._at, "requests and their blocks differ")
         _require(len(self._at) <= self._max_requests, "too many requests are followed")
-        _require(not self._root.requests, "a request stands at the root")
+        _require(ROOT not in self._requests, "a request stands at the root")
 
     def _clear(self) -> None:
-        self._root = _Block(b"", None, -1)
-        self._named: dict[tuple[int, EngineHash], tuple[_Block, int]] = {}
-        self._at: OrderedDict[RequestId, _Block] = OrderedDict()
+        self._clears += 1
+        self._trie = BlockTrie(self.page_size)
+        self._copies = 0
+        self._groups: set[int] = set()
+        self._named: dict[Name, int] = {}
+        self._further: dict[Name, int] = {}
+        self._at: OrderedDict[RequestId, int] = OrderedDict()
+        self._requests: dict[int, set[RequestId]] = {}
+        self._run_at: OrderedDict[int, _Run] = OrderedDict()
 
     def _stored(self, event: Stored) -> None:
-        above = self._root
-        if event.parent is not None:
-            named = self._named.get((event.group, event.parent))
-            if named is None:
-                self.ignored += 1
-                return
-            above = named[0]
+        trie, named = self._trie, self._named
         if event.block_size != self.page_size:
-            self.ignored += 1
+            self.other_sizes += 1
             return
-        runs = _runs(event.tokens, self.page_size)
-        for name, run, extra in zip(event.hashes, runs, event.extra, strict=True):
-            entry = self._named.get((event.group, name))
+        self._groups.add(event.group)
+        above = ROOT
+        if event.parent is not None:
+            parent = named.get(_name(event.group, event.parent))
+            if parent is None:
+                self.doubts += 1
+                return
+            above = parent
+        keys = trie.keys(event.tokens, event.extra, above)
+        already, leading = 0, True
+        for hashed, key in zip(event.hashes, keys, strict=True):
+            name = hashed if event.group == 0 else (event.group, hashed)
             # A known name keeps its place: names are unique but for a 64-bit collision.
-            block, copies = entry or (above.child(_key(run, extra)), 0)
-            block.copies += 1
-            self._named[event.group, name] = (block, copies + 1)
-            above = block
+            slot = named.get(name)
+            if slot is None:
+                slot = named[name] = trie.child(above, key)
+            else:
+                self._further[name] = self._further.get(name, 0) + 1
+            leading = leading and trie.copies[slot] > 0
+            already += leading
+            trie.copies[slot] += 1
+            above = slot
+        self._copies += len(keys)
+        self._runs += 1
+        if keys:
+            self._run_at[keys[0]] = _Run(self._runs, already)
+            self._run_at.move_to_end(keys[0])
+            if len(self._run_at) > MAX_RUNS:
+                self._run_at.popitem(last=False)
 
-    def _removed(self, event: Removed) -> Iterator[_Block]:
-        for name in event.hashes:
-            entry = self._named.pop((event.group, name), None)
-            if entry is None:
-                self.ignored += 1
+    def _removed(self, event: Removed) -> Iterator[int]:
+        if event.group not in self._groups:
+            return  # layers whose blocks are not followed
+        for hashed in event.hashes:
+            name = _name(event.group, hashed)
+            slot = self._named.get(name)
+            if slot is None:
+                self.doubts += 1
                 continue
-            block, copies = entry
-            block.copies -= 1
-            if copies > 1:
-                self._named[event.group, name] = (block, copies - 1)
-            if block.copies == 0:
-                yield block
+            further = self._further.pop(name, 0)
+            if further > 1:
+                self._further[name] = further - 1
+            if not further:
+                del self._named[name]
+            self._copies -= 1
+            self._trie.copies[slot] -= 1
+            if not self._trie.copies[slot]:
+                yield slot
 
-    def _lose(self, block: _Block) -> dict[RequestId, int]:
-        """Move every request that needs `block` to its parent: that much stays usable."""
-        above = block.parent
-        assert above is not None  # noqa: S101 - the root is never stored
+    def _leading(self, keys: Sequence[int]) -> int:
+        for index, key in enumerate(keys):
+            if not self._trie.held(key):
+                return index
+        return len(keys)
+
+    def _lose(self, slot: int) -> dict[RequestId, int]:
+        """Move every request that needs the block to its parent: that much stays usable."""
+        above = self._trie.parent[slot]
         lost: dict[RequestId, int] = {}
-        emptied = [below for below in block.subtree() if below.requests]
+        emptied = [below for below in self._trie.subtree(slot) if below in self._requests]
         for below in emptied:
-            for request in below.requests:
-                lost[request] = block.index * self.page_size
-                if above is self._root:
+            for request in self._requests.pop(below):
+                lost[request] = self._trie.depth[above] * self.page_size
+                if above == ROOT:
                     del self._at[request]
                 else:
                     self._at[request] = above
-                    above.requests.add(request)
-            below.requests.clear()
+                    self._requests.setdefault(above, set()).add(request)
         for below in emptied:
             self._prune(below)
         return lost
 
     def _leave(self, request: RequestId) -> None:
-        block = self._at.pop(request, None)
-        if block is not None:
-            block.requests.discard(request)
-            self._prune(block)
+        slot = self._at.pop(request, None)
+        if slot is None:
+            return
+        self._requests[slot].discard(request)
+        if not self._requests[slot]:
+            del self._requests[slot]
+            self._prune(slot)
 
-    def _prune(self, block: _Block) -> None:
-        while block.parent and not (block.copies or block.children or block.requests):
-            # A block pruned before may have been made again under the same key.
-            if block.parent.children.get(block.key) is block:
-                del block.parent.children[block.key]
-            block = block.parent
-
-    def _keys(self, prompt: Sequence[int], salt: str | None) -> Iterator[bytes]:
-        extra: tuple[str, ...] = (salt,) if salt else ()
-        for run in _runs(prompt, self.page_size):
-            yield _key(run, extra)
-            extra = ()  # vLLM salts the first block; its descendants inherit the difference
+    def _prune(self, slot: int) -> None:
+        trie = self._trie
+        while slot != ROOT and not trie.is_free(slot):
+            if trie.copies[slot] or not trie.is_leaf(slot) or slot in self._requests:
+                return
+            slot = trie.free(slot)
 
 
-def _runs(tokens: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    for start in range(0, len(tokens) - size + 1, size):
-        yield tokens[start : start + size]
-
-
-def _key(run: Sequence[int], extra: tuple[str, ...]) -> bytes:
-    digest = blake2b(array("q", run).tobytes(), digest_size=16)
-    digest.update(repr(extra).encode())
-    return digest.digest()
+def _name(group: int, hashed: EngineHash) -> Name:
+    return hashed if group == 0 else (group, hashed)
 
 
 def _require(holds: bool, message: str) -> None:

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator
 from cp_ray.config import AppConfig
 from cp_ray.core.pages import token_pages
 from cp_ray.core.prefix_cache import PrefixCache
+from cp_ray.core.types import RequestId
 from cp_ray.errors import EngineError, EngineUnavailable, InvalidRequest
 from cp_ray.workers.engine import CacheListener, Chunk, EngineInfo, EngineRequest, Sampling
 
@@ -56,15 +57,26 @@ class SimulatedEngine:
             cached, finished_at = await self._run_prefill(request)
             texts, reason = simulated_answer(request.sampling, output)
             if not texts:
-                yield Chunk("", 0, prompt_tokens, cached, reason)
+                yield Chunk("", 0, prompt_tokens, cached, reason, cached)
             for number, text in enumerate(texts):
                 await self._sleep_until(finished_at + number / self._decode_rate)
                 await self.check_health()
-                last = reason if number == len(texts) - 1 else None
-                yield Chunk(text, number + 1, prompt_tokens, cached, last)
+                last = number == len(texts) - 1
+                yield Chunk(
+                    text,
+                    number + 1,
+                    prompt_tokens,
+                    cached,
+                    finish_reason=reason if last else None,
+                    held_tokens=cached if last else None,  # events and cache are one here
+                )
         finally:
             self._cache.release(request.request_id)
             self._room.set()
+
+    def held(self) -> dict[RequestId, int]:
+        """Leading prompt tokens still cached of every request whose prefill is done."""
+        return self._cache.held()
 
     async def reset_cache(self) -> None:
         """Drop the prefix cache; the listener hears a new epoch."""

@@ -55,7 +55,11 @@ def prepare_environment(local: bool, cpu: bool) -> None:
 
     local: the model needs no hub, so none is asked.
     """
-    wanted = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    wanted = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout belongs to the command
+    }
     if local:
         wanted |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if cpu:

@@ -153,6 +153,47 @@ async def check_nothing_is_reported_lost_while_it_is_held(subject: Subject) -> N
     assert kept.request_id not in subject.ear.left
 
 
+async def check_a_dump_lists_what_is_usable_and_agrees_with_the_reports(subject: Subject) -> None:
+    first = request(tokens(4 * subject.page + 1))
+    await answer(subject, first)
+    await asyncio.sleep(0.05)
+    assert subject.engine.held()[first.request_id] == 4 * subject.page
+    for _ in range(subject.pages // 4 + 2):
+        await answer(subject, request(tokens(4 * subject.page)))
+        await asyncio.sleep(0.02)
+        held = subject.engine.held()
+        reported = {name: left for name, left in subject.ear.left.items() if left}
+        assert {name: held[name] for name in reported} == reported
+    await until(lambda: first.request_id not in subject.engine.held(), "it is evicted")
+
+
+async def check_the_last_chunk_alone_is_an_audit_and_it_matches(subject: Subject) -> None:
+    shared = tokens(3 * subject.page)
+    audits = []
+    for length in (5, subject.page, 2 * subject.page + 3):
+        chunks = await answer(subject, request(shared + tokens(length), max_tokens=6))
+        assert [chunk.held_tokens for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+        audits.append((chunks[-1].held_tokens, chunks[-1].cached_tokens))
+    assert all(held in (None, cached) for held, cached in audits)
+    assert (3 * subject.page, 3 * subject.page) in audits
+
+
+async def check_a_reset_of_an_idle_engine_is_known_before_the_next_request(
+    subject: Subject,
+) -> None:
+    await answer(subject, request(tokens(3 * subject.page + 1)))
+    await asyncio.sleep(0.05)
+    assert subject.engine.held()
+    epochs = subject.ear.epochs
+    await subject.engine.reset_cache()
+    assert subject.ear.epochs == epochs + 1
+    assert subject.engine.held() == {}
+    await answer(subject, request(tokens(3 * subject.page + 1)))
+    await asyncio.sleep(0.05)
+    assert subject.ear.epochs == epochs + 1, "the engine's own word of it comes later: no second"
+    assert len(subject.engine.held()) == 1
+
+
 async def check_a_reset_is_a_new_epoch(subject: Subject) -> None:
     prompt = tokens(3 * subject.page + 1)
     await answer(subject, request(prompt))
@@ -198,6 +239,9 @@ CHECKS = [
     check_a_closed_or_cancelled_request_frees_its_memory,
     check_evictions_reach_the_listener,
     check_nothing_is_reported_lost_while_it_is_held,
+    check_a_dump_lists_what_is_usable_and_agrees_with_the_reports,
+    check_the_last_chunk_alone_is_an_audit_and_it_matches,
+    check_a_reset_of_an_idle_engine_is_known_before_the_next_request,
     check_a_reset_is_a_new_epoch,
     check_a_prompt_too_long_is_refused_with_both_numbers,
     check_eight_siblings_share_a_cold_prefix,

@@ -11,7 +11,6 @@ from cp_ray.config import AppConfig
 from cp_ray.core.types import RequestId
 from cp_ray.errors import ConfigError, EngineError, InvalidRequest
 from cp_ray.workers.engine import EngineRequest, Sampling
-from cp_ray.workers.residency import Cleared
 from tests.contract import suite
 
 if importlib.util.find_spec("vllm") is None:
@@ -67,27 +66,106 @@ def test_events_predict_what_the_engine_finds_cached_under_overflow(loop, subjec
 
 def test_a_lost_event_is_replayed_and_a_hole_resets_the_cache(loop, subject):
     prompt = suite.tokens(97)
+    events = subject.engine._events
+    take = events._take
+
+    def lose_one(sequence: int, payload: bytes) -> None:
+        events._take = take
 
     async def run() -> None:
-        events = subject.engine._events
         epochs = subject.ear.epochs
+        events._take = lose_one
         await suite.cached(subject, prompt)
         await asyncio.sleep(0.05)
-        events._next -= 1  # as if the last batch had not come
-        subject.engine._residency.apply([Cleared()])
+        assert subject.engine.held_tokens(prompt) == 0
         await suite.answer(subject, suite.request(suite.tokens(33)))
         await asyncio.sleep(0.1)
         assert subject.engine.held_tokens(prompt) == 96
         assert subject.ear.epochs == epochs
 
         events._replay_endpoint = "ipc:///nonexistent/replay"
-        events._next -= 1
-        await suite.answer(subject, suite.request(suite.tokens(33)))
+        events._take = lose_one
+        for _ in range(2):
+            await suite.answer(subject, suite.request(suite.tokens(33)))
+            await asyncio.sleep(0.05)
         await suite.until(lambda: subject.ear.epochs > epochs, "a new epoch after a hole")
         await asyncio.sleep(0.2)
         assert await suite.cached(subject, prompt) == 0
 
     loop.run(run())
+
+
+@pytest.mark.parametrize("replays", [True, False], ids=["replayed", "not replayed"])
+def test_lost_batches_fail_no_request_and_leave_no_wrong_prediction(loop, subject, replays):
+    source = random.Random(11)
+    documents = [suite.tokens(70) for _ in range(30)]
+    events = subject.engine._events
+    take, endpoint = events._take, events._replay_endpoint
+    lost = []
+
+    def lose_some(sequence: int, payload: bytes) -> None:
+        if source.random() < 0.05:
+            lost.append(sequence)  # and whatever is replayed of it goes through
+            events._take = take
+            asyncio.get_running_loop().call_soon(setattr, events, "_take", lose_some)
+        else:
+            take(sequence, payload)
+
+    async def run() -> list[tuple[int, int]]:
+        audits = []
+        for _ in range(120):
+            prompt = sum(source.sample(documents, 3), ()) + suite.tokens(9)
+            last = (await suite.answer(subject, suite.request(prompt, max_tokens=3)))[-1]
+            await asyncio.sleep(0.01)
+            if last.held_tokens is not None:
+                audits.append((last.held_tokens, last.cached_tokens))
+        return audits
+
+    epochs = subject.ear.epochs
+    events._take = lose_some
+    if not replays:
+        events._replay_endpoint = "ipc:///nonexistent/replay"
+    try:
+        audits = loop.run(run())
+    finally:
+        events._take, events._replay_endpoint = take, endpoint
+    assert len(lost) >= 3
+    assert len(audits) > 40
+    assert all(abs(held - cached) <= 32 for held, cached in audits)
+    assert (subject.ear.epochs == epochs) is replays
+
+
+def test_aborted_and_preempted_requests_leave_the_view_right(loop, subject):
+    """More than fits runs at once, so vLLM preempts; a third of the callers go away."""
+    source = random.Random(13)
+    head = suite.tokens(64)
+
+    async def one() -> tuple[int | None, int] | None:
+        prompt = head + suite.tokens(source.randrange(100, 400))
+        asked = suite.request(prompt, max_tokens=source.randrange(40, 160))
+        patience = source.uniform(0, 0.3) if source.random() < 0.33 else None
+        try:
+            async with asyncio.timeout(patience):
+                last = (await suite.answer(subject, asked))[-1]
+        except TimeoutError:
+            return None
+        return last.held_tokens, last.cached_tokens
+
+    async def run() -> list[tuple[int | None, int] | None]:
+        answers = []
+        for _ in range(8):
+            answers += await asyncio.gather(*(one() for _ in range(8)))
+        return answers
+
+    epochs = subject.ear.epochs
+    answers = loop.run(run())
+    audits = [answer for answer in answers if answer is not None and answer[0] is not None]
+    assert answers.count(None) > 5
+    assert len(audits) > 20
+    assert all(abs((held or 0) - cached) <= 32 for held, cached in audits)
+    assert subject.ear.epochs == epochs, "no false alarm"
+    held = subject.engine.held()
+    assert all(left <= held.get(name, 0) for name, left in subject.ear.left.items() if left)
 
 
 @pytest.mark.parametrize(

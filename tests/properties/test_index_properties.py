@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from cp_ray.core.index import ContextIndex
 from cp_ray.core.types import (
     BlockId,
+    Dump,
     Eviction,
     EvictionReport,
     FirstToken,
@@ -70,7 +71,7 @@ class IndexMachine(RuleBasedStateMachine):
         feedback = (
             Routed(name, replica),
             FirstToken(name),
-            Settled(name, 16, ok=True),
+            Settled(name, 16, ok=True, held_tokens=64),
             Settled(name, 0, ok=False),
         )[kind]
         self.index.hear(feedback, self.now)
@@ -91,11 +92,34 @@ class IndexMachine(RuleBasedStateMachine):
             )
         )
         gone = tuple(Eviction(name, left) for name, left in evicted)
+        believed = self.index.replicas.believed(replica)
         in_order = self.index.apply(EvictionReport(replica, sent[0], sent[1], gone))
-        expected = replica in self.live and sent == (epoch, seq)
-        assert in_order == expected
+        assert in_order <= (replica in self.live)
+        if believed:
+            assert in_order == (replica in self.live and sent == (epoch, seq))
         if replica in self.live and sent >= (epoch, seq):
             self.next[replica] = (sent[0], sent[1] + 1)
+
+    @rule(
+        replica=st.sampled_from(REPLICAS),
+        late=st.integers(0, 3),
+        held=st.dictionaries(st.integers(0, 30), st.integers(0, 200), max_size=8),
+    )
+    def dump(self, replica: ReplicaId, late: int, held: dict[int, int]) -> None:
+        epoch, seq = self.next.get(replica, (0, 0))
+        listed = {RequestId(f"q{number}"): left for number, left in held.items()}
+        sent = max(0, seq - late)
+        taken = self.index.apply(Dump(replica, epoch, sent, listed))
+        if taken:
+            self.next[replica] = (epoch, max(seq, sent + 1))
+            assert self.index.replicas.believed(replica)
+
+    @rule(wait=st.floats(0.0, 20.0))
+    def ask(self, wait: float) -> None:
+        self.now += wait
+        for request in self.index.dump_requests(self.now):
+            assert request.replica in self.live
+            assert not self.index.replicas.believed(request.replica)
 
     @invariant()
     def sound(self) -> None:

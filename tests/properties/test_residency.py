@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cp_ray.core.types import Eviction, RequestId
-from cp_ray.workers.residency import CacheEvent, Cleared, Removed, Residency, Stored
+from cp_ray.workers.cache_events import CacheEvent, Cleared, Removed, Stored
+from cp_ray.workers.residency import Residency
 
 PAGE = 2
 MAX_REQUESTS = 6
@@ -47,7 +48,7 @@ def removed(*paths: Path) -> Removed:
 class ResidencyMachine(RuleBasedStateMachine):
     @initialize()
     def start(self):
-        self.residency = Residency(PAGE, MAX_REQUESTS)
+        self.residency = Residency(PAGE, max_requests=MAX_REQUESTS)
         self.copies: Counter[Path] = Counter()
         self.left: dict[RequestId, int] = {}  # pages, by request, oldest registration first
         self.prompt: dict[RequestId, tuple[Prompt, str | None]] = {}
@@ -89,7 +90,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         event = stored(prompt, held, pages, salt)
         if not late:
             assert self.residency.apply([event]) == []
-        forgotten = self.residency.register(request, prompt, salt)
+        forgotten = self.residency.register(request, self.residency.path(prompt, salt))
         if late:
             assert self.residency.apply([event]) == []
         for index in range(held, pages):
@@ -149,13 +150,13 @@ class ResidencyMachine(RuleBasedStateMachine):
     @rule(prompt=prompts, salt=salts)
     def held(self, prompt, salt):
         expected = self.held_pages(prompt[:-1], salt) * PAGE
-        assert self.residency.held_tokens(prompt, salt) == expected
+        assert self.residency.held_tokens(self.residency.path(prompt, salt)) == expected
 
     @invariant()
     def agrees(self):
         self.residency.check()
         assert self.residency.requests == len(self.left)
-        assert self.residency.ignored == 0
+        assert self.residency.doubts == 0
 
 
 TestResidency = ResidencyMachine.TestCase
@@ -170,7 +171,7 @@ def residency():
 def test_the_deepest_block_goes_first_and_each_loss_is_reported_once(residency):
     prompt = (1, 1, 0, 0, 1, 0)
     residency.apply([stored(prompt, 0, 3, None)])
-    residency.register(RequestId("r"), prompt)
+    residency.register(RequestId("r"), residency.path(prompt))
     deepest_first = [path_of(prompt, pages, None) for pages in (3, 2, 1)]
     reports = [residency.apply([removed(path)]) for path in deepest_first]
     assert reports == [[Eviction(RequestId("r"), left)] for left in (4, 2, 0)]
@@ -180,15 +181,15 @@ def test_the_deepest_block_goes_first_and_each_loss_is_reported_once(residency):
 def test_a_hole_ends_what_is_usable_though_later_blocks_are_still_held(residency):
     prompt = (1, 1, 0, 0, 1, 0)
     residency.apply([stored(prompt, 0, 3, None)])
-    residency.register(RequestId("r"), prompt)
+    residency.register(RequestId("r"), residency.path(prompt))
     assert residency.apply([removed(path_of(prompt, 2, None))]) == [Eviction(RequestId("r"), 2)]
     assert residency.apply([removed(path_of(prompt, 3, None))]) == []
-    assert residency.held_tokens((*prompt, 0)) == 2
+    assert residency.held_tokens(residency.path((*prompt, 0))) == 2
 
 
 def test_a_request_whose_blocks_are_still_to_be_heard_of_loses_only_what_is_removed(residency):
     prompt = (1, 1, 0, 0, 1, 0)
-    residency.register(RequestId("r"), prompt)
+    residency.register(RequestId("r"), residency.path(prompt))
     residency.apply([stored(prompt, 0, 1, None)])
     residency.check()
     assert residency.apply([removed(path_of(prompt, 1, None))]) == [Eviction(RequestId("r"), 0)]
@@ -200,12 +201,12 @@ def test_the_engine_fills_a_hole_and_later_blocks_are_usable_again(residency):
     prompt = (1, 1, 0, 0, 1, 0)
     residency.apply([stored(prompt, 0, 3, None), removed(path_of(prompt, 2, None))])
     residency.apply([stored(prompt, 1, 2, None)])
-    assert residency.held_tokens((*prompt, 0)) == 6
+    assert residency.held_tokens(residency.path((*prompt, 0))) == 6
 
 
-def test_a_store_below_an_unknown_parent_is_ignored_and_counted(residency):
+def test_a_store_below_an_unknown_parent_is_left_out_and_raises_a_doubt(residency):
     residency.apply([stored((1, 1, 0, 0), 1, 2, None)])
-    assert residency.ignored == 1
+    assert residency.doubts == 1
     residency.check()
 
 
@@ -213,11 +214,11 @@ def test_hashes_may_be_bytes_and_groups_have_their_own_names(residency):
     block = Stored((b"h" * 32,), None, (1, 1), ((),), PAGE, group=1)
     residency.apply([block])
     residency.apply([Removed((b"h" * 32,), group=0)])
-    assert residency.held_tokens((1, 1, 0)) == 2
+    assert residency.held_tokens(residency.path((1, 1, 0))) == 2
     residency.apply([Removed((b"h" * 32,), group=1)])
-    assert residency.held_tokens((1, 1, 0)) == 0
+    assert residency.held_tokens(residency.path((1, 1, 0))) == 0
 
 
 def test_adapters_do_not_share_blocks(residency):
     residency.apply([Stored((1,), None, (1, 1), (("lora",),), PAGE)])
-    assert residency.held_tokens((1, 1, 0)) == 0
+    assert residency.held_tokens(residency.path((1, 1, 0))) == 0

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -13,7 +13,14 @@ from ray import serve
 from ray.exceptions import RayTaskError
 
 from cp_ray.config import AppConfig
-from cp_ray.core.types import EvictionReport, RequestId
+from cp_ray.core.types import (
+    Dump,
+    DumpRequest,
+    EvictionReport,
+    ReplicaId,
+    ReplicaMessage,
+    RequestId,
+)
 from cp_ray.errors import InvalidRequest
 from cp_ray.store import wire
 from cp_ray.store.client import START, Store
@@ -99,16 +106,25 @@ def test_a_cancelled_stream_frees_the_engine(handle):
     assert time.monotonic() - started < 2.0, "500 tokens take 2.5 s: nobody waited for them"
 
 
+def with_store(config: AppConfig, call: Callable[[Store], Awaitable[Any]]) -> Any:
+    async def run() -> Any:
+        store = await Store.connect(await redis_url(config, APP), APP)
+        try:
+            return await call(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
+
+
+def messages(config: AppConfig) -> list[ReplicaMessage]:
+    heard = with_store(config, lambda store: store.read_reports(START, 100))
+    return [wire.decode(payload, ReplicaMessage) for _, payload in heard]
+
+
 def test_evictions_and_a_reset_arrive_in_redis_numbered(handle, config):
     def reports() -> list[EvictionReport]:
-        async def read() -> list[tuple[str, bytes]]:
-            store = await Store.connect(await redis_url(config, APP), APP)
-            try:
-                return await store.read_reports(START, 100)
-            finally:
-                await store.close()
-
-        return [wire.decode(payload, EvictionReport) for _, payload in asyncio.run(read())]
+        return [message for message in messages(config) if isinstance(message, EvictionReport)]
 
     [replica] = {delivery.replica for delivery in deliveries(handle, "victim", range(100, 300))}
     for number in range(6):
@@ -126,3 +142,24 @@ def test_evictions_and_a_reset_arrive_in_redis_numbered(handle, config):
         numbers = [report.seq for report in heard if report.epoch == epoch]
         assert numbers == list(range(len(numbers)))
     assert heard[-1].evicted == ()
+
+
+def test_a_dump_request_is_answered_with_all_it_holds_or_with_a_new_epoch(handle, config):
+    [replica] = {delivery.replica for delivery in deliveries(handle, "kept", range(9000, 9100))}
+
+    def ask_for(request: DumpRequest) -> None:
+        with_store(config, lambda store: store.append_dump_request(wire.encode(request)))
+
+    def dumps() -> list[Dump]:
+        return [message for message in messages(config) if isinstance(message, Dump)]
+
+    ask_for(DumpRequest(ReplicaId("another")))
+    ask_for(DumpRequest(replica))
+    until(lambda: bool(dumps()))
+    [dump] = dumps()
+    assert dump.replica == replica
+    assert dump.held[RequestId("kept")] == 96
+    before = messages(config)[-1].epoch
+    ask_for(DumpRequest(replica, rebuild=True))
+    until(lambda: messages(config)[-1].epoch == before + 1)
+    assert len(dumps()) == 1

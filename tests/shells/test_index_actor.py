@@ -17,6 +17,8 @@ from ray import cloudpickle, serve
 from cp_ray.config import AppConfig
 from cp_ray.core.types import (
     BlockId,
+    Dump,
+    DumpRequest,
     Eviction,
     EvictionReport,
     HeadId,
@@ -31,7 +33,7 @@ from cp_ray.index_actor.client import IndexClient
 from cp_ray.index_actor.serve_live_set import LiveSet
 from cp_ray.named_actor import NAMESPACE, index_prefix, names_with, redis_name
 from cp_ray.store import wire
-from cp_ray.store.client import Store
+from cp_ray.store.client import START, Store
 from cp_ray.store.embedded_actor import redis_url
 
 pytestmark = pytest.mark.ray
@@ -64,9 +66,9 @@ def engine(serve_url: str) -> Iterator[Any]:
     serve.delete(APP)
 
 
-def plan_request(name: str, *blocks: str) -> PlanRequest:
+def plan_request(name: str, *blocks: str, head: str = "h") -> PlanRequest:
     context = tuple(BlockId(block) for block in blocks)
-    return PlanRequest(RequestId(name), HeadId("h"), 32, context, (160,) * len(context), 8)
+    return PlanRequest(RequestId(name), HeadId(head), 32, context, (160,) * len(context), 8)
 
 
 def run(test: Callable[[IndexClient], Awaitable[None]]) -> None:
@@ -144,6 +146,34 @@ def test_an_eviction_report_reaches_the_index_through_redis(engine: Any) -> None
 
 async def equals(client: IndexClient, name: str, value: int) -> bool:
     return await counter(client, name) == value
+
+
+def test_a_gap_asks_for_a_dump_and_believes_what_it_lists(engine: Any) -> None:
+    async def test(client: IndexClient) -> None:
+        [kept] = await client.plan([plan_request("d1", "d", "kept", head="d")]) or []
+        [lost] = await client.plan([plan_request("d2", "d", "lost", head="d")]) or []
+        assert kept.replica == lost.replica
+        replica = kept.replica or ReplicaId("")
+        store = await Store.connect(await redis_url(CONFIG, APP), APP)
+        gaps = await counter(client, "reports_gap")
+        await store.append_report(wire.encode(EvictionReport(replica, 0, 99, ())))
+        await until(lambda: equals(client, "reports_gap", gaps + 1))
+        [step] = await client.plan([plan_request("d3", "d", "kept", head="d")]) or []
+        assert step.reused_tokens == 0, "a replica that owes a dump is planned by load only"
+        client.feedback(Settled(RequestId("d3"), 0, ok=False))
+
+        async def asked() -> bool:
+            requests = await store.read_dump_requests(START, 100)
+            return DumpRequest(replica) in [wire.decode(data, DumpRequest) for _, data in requests]
+
+        await until(asked)
+        await store.append_report(wire.encode(Dump(replica, 0, 100, {RequestId("d1"): 360})))
+        await until(lambda: equals(client, "reports_dump", 1))
+        [step] = await client.plan([plan_request("d4", "d", "kept", "lost", head="d")]) or []
+        assert (step.replica, step.reused_tokens) == (replica, 352)
+        await store.close()
+
+    run(test)
 
 
 def test_a_killed_index_costs_no_wait_and_answers_again_within_seconds(engine: Any) -> None:

@@ -5,21 +5,14 @@ import importlib.util
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 import pytest
 
 from cp_ray.errors import WireError
+from cp_ray.workers.cache_events import CacheEvent, Cleared, Removed, Stored
 from cp_ray.workers.kv_events import EventStream, decode_batch
-from cp_ray.workers.residency import CacheEvent, Cleared, Removed, Stored
-
-
-def packed(*events: Any, form: type = list) -> bytes:
-    if form is dict:
-        return msgpack.packb({"ts": 1.0, "events": list(events), "data_parallel_rank": 0})
-    return msgpack.packb([1.0, list(events), 0])
-
+from tests.shells.event_publisher import Publisher, packed
 
 STORED = {
     "type": "BlockStored",
@@ -97,42 +90,6 @@ def test_anything_else_is_a_wire_error(payload):
         decode_batch(payload)
 
 
-class Publisher:
-    """What vLLM runs: a PUB socket, and a ROUTER that replays the last `kept` batches."""
-
-    def __init__(self, folder: str, kept: int = 100) -> None:
-        from zmq.asyncio import Context
-        from zmq.constants import PUB, ROUTER
-
-        self.endpoints = (f"ipc://{folder}/events", f"ipc://{folder}/replay")
-        self.context = Context()
-        self.pub, self.router = self.context.socket(PUB), self.context.socket(ROUTER)
-        self.pub.bind(self.endpoints[0])
-        self.router.bind(self.endpoints[1])
-        self.kept = kept
-        self.log: list[bytes] = []
-        self.serving = asyncio.create_task(self.serve())
-
-    async def publish(self, payload: bytes, lose: bool = False) -> None:
-        self.log.append(payload)
-        if not lose:
-            sequence = (len(self.log) - 1).to_bytes(8, "big")
-            await self.pub.send_multipart([b"", sequence, payload])
-
-    async def serve(self) -> None:
-        while True:
-            client, empty, start = await self.router.recv_multipart()
-            first = max(int.from_bytes(start, "big"), len(self.log) - self.kept)
-            for sequence in range(first, len(self.log)):
-                frames = [client, empty, b"", sequence.to_bytes(8, "big"), self.log[sequence]]
-                await self.router.send_multipart(frames)
-            await self.router.send_multipart([client, empty, b"", b"\xff" * 8, b""])
-
-    def close(self) -> None:
-        self.serving.cancel()
-        self.context.destroy(linger=0)
-
-
 def removal(number: int) -> bytes:
     return packed({"type": "BlockRemoved", "block_hashes": [number], "medium": "GPU"})
 
@@ -200,3 +157,15 @@ def test_an_unreadable_batch_is_a_hole():
         await publisher.publish(removal(2))
 
     assert asyncio.run(follow(script)) == [0, "hole", 2]
+
+
+@needs_zmq
+def test_a_batch_that_comes_again_or_late_changes_nothing():
+    async def script(publisher: Publisher) -> None:
+        for number in range(4):
+            await publisher.publish(removal(number), lose=number == 1)
+        for number in (3, 1, 0):
+            await publisher.send(number)
+        await publisher.publish(removal(4))
+
+    assert asyncio.run(follow(script)) == [0, 1, 2, 3, 4]

@@ -3,10 +3,17 @@
 import asyncio
 from contextlib import asynccontextmanager, suppress
 
-from cp_ray.core.types import Eviction, EvictionReport, ReplicaId, RequestId
+from cp_ray.core.types import (
+    Dump,
+    Eviction,
+    EvictionReport,
+    ReplicaId,
+    ReplicaMessage,
+    RequestId,
+)
 from cp_ray.errors import StoreUnavailable
 from cp_ray.store import wire
-from cp_ray.workers.reporter import MAX_BACKOFF_S, Reporter
+from cp_ray.workers.reporter import HEARTBEAT_S, MAX_BACKOFF_S, Reporter
 
 R = ReplicaId("r1")
 
@@ -17,14 +24,15 @@ class Channel:
     def __init__(self) -> None:
         self.faults = 0
         self.delivers_what_it_fails_on = False
-        self.reports: list[EvictionReport] = []
+        self.reports: list[ReplicaMessage] = []
+        self.heartbeat = asyncio.Event()
         self.waits: list[float] = []
         self.frozen = asyncio.Event()
         self.frozen.set()
         self.failed = asyncio.Event()
 
     async def send(self, payload: bytes) -> None:
-        report = wire.decode(payload, EvictionReport)
+        report = wire.decode(payload, ReplicaMessage)
         if self.faults:
             self.faults -= 1
             self.failed.set()
@@ -34,6 +42,10 @@ class Channel:
         self.reports.append(report)
 
     async def sleep(self, seconds: float) -> None:
+        if seconds == HEARTBEAT_S:
+            await self.heartbeat.wait()
+            self.heartbeat.clear()
+            return
         self.waits.append(seconds)
         await self.frozen.wait()
         await asyncio.sleep(0)
@@ -159,5 +171,78 @@ def test_an_overflow_while_nothing_can_be_sent_becomes_a_new_epoch():
             channel.faults = 0
             await settle()
             assert channel.reports == [report(1, 0)]
+
+    asyncio.run(run())
+
+
+def test_an_idle_engine_reports_now_and_then_so_that_a_lost_report_shows():
+    async def run() -> None:
+        channel = Channel()
+        async with running(channel) as reporter:
+            reporter.evicted(evictions(("a", 0)))
+            await settle()
+            for _ in range(2):
+                channel.heartbeat.set()
+                await settle()
+            assert channel.reports == [report(0, 0, ("a", 0)), report(0, 1), report(0, 2)]
+
+    asyncio.run(run())
+
+
+def test_a_dump_takes_its_number_and_stands_for_what_waited():
+    async def run() -> None:
+        channel = Channel()
+        held = {RequestId("a"): 64}
+        async with running(channel) as reporter:
+            reporter.evicted(evictions(("a", 96)))
+            await settle()
+            channel.frozen.clear()
+            reporter.evicted(evictions(("a", 64)))
+            await settle()
+            reporter.dump(lambda: dict(held))
+            await settle()
+            channel.frozen.set()
+            reporter.evicted(evictions(("a", 32)))
+            await settle()
+            assert channel.reports == [
+                report(0, 0, ("a", 96)),
+                Dump(R, 0, 1, held),
+                report(0, 2, ("a", 32)),
+            ]
+
+    asyncio.run(run())
+
+
+def test_a_dump_asked_for_before_a_new_epoch_carries_the_new_one():
+    async def run() -> None:
+        channel = Channel()
+        channel.frozen.clear()
+        async with running(channel) as reporter:
+            reporter.dump(dict)
+            reporter.new_epoch()
+            await settle()
+            assert channel.reports == [Dump(R, 1, 0, {})]
+
+    asyncio.run(run())
+
+
+def test_sixty_seconds_without_redis_lose_nothing_that_fits():
+    async def run() -> None:
+        channel = Channel()
+        channel.faults = 10**9
+        async with running(channel) as reporter:
+            number = 0
+            while sum(channel.waits) < 60:
+                reporter.evicted(evictions((f"r{number}", 32)))
+                number += 1
+                await settle()
+            channel.faults = 0
+            await settle()
+            heard = [report for report in channel.reports if isinstance(report, EvictionReport)]
+            assert [(report.epoch, report.seq) for report in heard] == [
+                (0, seq) for seq in range(len(heard))
+            ]
+            lost = [eviction.request_id for report in heard for eviction in report.evicted]
+            assert lost == [f"r{name}" for name in range(number)]
 
     asyncio.run(run())

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from cp_ray.core.types import (
     BlockId,
+    Dump,
+    DumpRequest,
     Eviction,
     EvictionReport,
     Feedback,
@@ -19,6 +21,7 @@ from cp_ray.core.types import (
     PlanRequest,
     ReplicaId,
     ReplicaInfo,
+    ReplicaMessage,
     RequestId,
     Routed,
     Settled,
@@ -45,18 +48,20 @@ MESSAGES: list[tuple[Any, Any, Any]] = [
     (ReplicaInfo(R, 16, 4096), ReplicaInfo, ["r1", 16, 4096]),
     (
         EvictionReport(R, 2, 5, (Eviction(Q, 32), Eviction(RequestId("q2"), 0))),
-        EvictionReport,
-        ["r1", 2, 5, [["q1", 32], ["q2", 0]]],
+        ReplicaMessage,
+        ["evicted", "r1", 2, 5, [["q1", 32], ["q2", 0]]],
     ),
+    (Dump(R, 2, 6, {Q: 32}), ReplicaMessage, ["dump", "r1", 2, 6, {"q1": 32}]),
+    (DumpRequest(R, rebuild=True), DumpRequest, ["dump_request", "r1", True]),
     (Routed(Q, R), Feedback, ["routed", "q1", "r1"]),
     (FirstToken(Q), Feedback, ["first_token", "q1"]),
-    (Settled(Q, 48, ok=True), Feedback, ["settled", "q1", 48, True]),
+    (Settled(Q, 48, ok=True), Feedback, ["settled", "q1", 48, True, None]),
     (
         [Routed(Q, R), FirstToken(Q)],
         list[Feedback],
         [["routed", "q1", "r1"], ["first_token", "q1"]],
     ),
-    (Chunk("hi", 1, 9, 4, "stop"), Chunk, ["hi", 1, 9, 4, "stop"]),
+    (Chunk("hi", 1, 9, 4, "stop"), Chunk, ["hi", 1, 9, 4, "stop", None]),
     (
         EngineRequest(Q, (1, 2, 3), Sampling(max_tokens=5)),
         EngineRequest,

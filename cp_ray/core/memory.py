@@ -1,0 +1,94 @@
+"""What the index remembers: one record a request, in the tree of its head, on its replica's list.
+
+Three views of the same requests, changed only together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cp_ray.core.record import Record
+from cp_ray.core.replicas import ReplicaTable
+from cp_ray.core.tree import ContextTree
+from cp_ray.core.types import Context, HeadId, ReplicaId, RequestId
+from cp_ray.errors import InvariantError
+
+
+class Memory:
+    """Owner of records, trees and lists. records: oldest first."""
+
+    def __init__(self) -> None:
+        self.trees: dict[HeadId, ContextTree] = {}
+        self.records: dict[RequestId, Record] = {}
+        self._on_replica: dict[ReplicaId, set[RequestId]] = {}
+
+    def remember(self, request: RequestId, record: Record, context: Context, bit: int) -> None:
+        """Add a planned request. bit: its replica's."""
+        self.trees.setdefault(record.head, ContextTree()).insert(request, context, bit)
+        self.records[request] = record
+        self._on_replica.setdefault(record.replica, set()).add(request)
+
+    def move(self, request: RequestId, replica: ReplicaId, bit: int) -> None:
+        """The request's prompt is on another replica."""
+        record = self.records[request]
+        self._on_replica[record.replica].discard(request)
+        record.replica = replica
+        self._on_replica.setdefault(replica, set()).add(request)
+        self.trees[record.head].move(request, bit)
+
+    def shrink(self, request: RequestId, tokens_left: int) -> None:
+        """At most `tokens_left` leading prompt tokens remain; without its head it is removed."""
+        record = self.records[request]
+        if tokens_left >= record.tokens_left:
+            return
+        record.tokens_left = tokens_left
+        blocks = record.blocks_left()
+        if blocks < 0:
+            self.remove(request)
+        else:
+            self.trees[record.head].truncate(request, blocks)
+
+    def remove(self, request: RequestId) -> None:
+        """Forget one request."""
+        record = self.records.pop(request)
+        tree = self.trees[record.head]
+        tree.remove(request)
+        if not tree.node_of:
+            del self.trees[record.head]
+        self._on_replica[record.replica].discard(request)
+
+    def forget(self, replica: ReplicaId) -> None:
+        """Forget all that is on a replica."""
+        for request in list(self._on_replica.get(replica, ())):
+            self.remove(request)
+        self._on_replica.pop(replica, None)
+
+    def keep_only(self, replica: ReplicaId, held: Mapping[RequestId, int]) -> None:
+        """Of what is on a replica keep what a dump lists, at most as much of it."""
+        for request in list(self._on_replica.get(replica, ())):
+            if request in held:
+                self.shrink(request, held[request])
+            else:
+                self.remove(request)
+
+    def check(self, replicas: ReplicaTable) -> None:
+        """Raise InvariantError unless the three views agree."""
+        known: dict[HeadId, set[RequestId]] = {}
+        for request, record in self.records.items():
+            known.setdefault(record.head, set()).add(request)
+        if known != {head: set(tree.node_of) for head, tree in self.trees.items()}:
+            raise InvariantError("index: records and trees disagree")
+        for tree in self.trees.values():
+            tree.check()
+        for request, record in self.records.items():
+            replica = record.replica
+            node = self.trees[record.head].node_of[request]
+            if request not in self._on_replica.get(replica, set()):
+                raise InvariantError(f"index: {request} is on no live replica's list")
+            if node.requests[request] != replicas.bit(replica):
+                raise InvariantError(f"index: {request}'s holder bit is not its replica's")
+            if len(node.context) > max(record.blocks_left(), 0):
+                raise InvariantError(f"index: {request} holds more blocks than tokens")
+        listed = sum(len(requests) for requests in self._on_replica.values())
+        if listed != len(self.records):
+            raise InvariantError("index: a replica's list names a request without a record")

@@ -1,0 +1,151 @@
+"""Requests through vLLM's own cache manager, its events through a faulty way into a residency.
+
+    python -m tests.contract.events_under_faults [REQUESTS] [SEED]     without a fault
+
+The residency is asked and audited as the vLLM adapter does it; doubt drops the cache as there.
+"""
+
+import random
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from cp_ray.core.types import Eviction, RequestId
+from cp_ray.workers.cache_events import CacheEvent, Cleared, Removed, Stored
+from cp_ray.workers.kv_events import decode_batch
+from cp_ray.workers.residency import Path, Residency
+from tests.contract.vllm_manager import VllmManager
+
+PAGE, PAGES = 4, 120
+
+
+class Tally(msgspec.Struct):
+    """audited, mismatches: of answers. doubts: times the residency contradicted itself.
+
+    evictions: of requests.
+    """
+
+    requests: int = 0
+    cached_tokens: int = 0
+    audited: int = 0
+    mismatches: int = 0
+    doubts: int = 0
+    evictions: int = 0
+
+
+class Drive:
+    """in_flight: requests that run together. spoil: what becomes of each event."""
+
+    def __init__(
+        self, seed: int, in_flight: int, spoil: Callable[[CacheEvent], list[CacheEvent]]
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.in_flight = in_flight
+        self.spoil = spoil
+        self.engine = VllmManager(PAGE, PAGES, events=True)
+        self.residency = Residency(PAGE, PAGES)
+        self.tally = Tally()
+        self.documents = [
+            tuple(self.rng.randrange(1000) for _ in range(self.rng.choice((7, 12, 16, 21))))
+            for _ in range(24)
+        ]
+        self.running: dict[str, tuple[Path, int]] = {}
+
+    def run(self, requests: int) -> Tally:
+        for _ in range(requests):
+            self.one()
+        while self.running:
+            self.end_one()
+        self.residency.check()
+        return self.tally
+
+    def one(self) -> None:
+        name = f"r{self.tally.requests}"
+        self.tally.requests += 1
+        context = self.rng.sample(range(len(self.documents)), self.rng.randint(1, 5))
+        prompt = sum((self.documents[number] for number in context), ())
+        if self.rng.random() < 0.7:
+            prompt += tuple(self.rng.randrange(1000) for _ in range(self.rng.randint(1, 9)))
+        self.submitted(name, context, prompt)
+        path = self.residency.path(prompt)
+        while (cached := self.engine.admit(name, prompt)) is None:
+            self.end_one()
+        self.running[name] = (path, cached)
+        self.tally.cached_tokens += cached
+        if self.rng.random() < 0.8:
+            self.step()
+        while len(self.running) >= self.in_flight:
+            self.end_one()
+
+    def end_one(self) -> None:
+        self.step()
+        name = self.rng.choice(list(self.running))
+        path, cached = self.running.pop(name)
+        held = self.residency.held_when_scheduled(path, cached)
+        if held is not None:
+            self.tally.audited += 1
+            self.tally.mismatches += abs(held - cached) > PAGE
+        self.residency.register(RequestId(name), path)
+        self.engine.release(name)
+        self.ended(name, cached, held)
+
+    def submitted(self, name: str, context: list[int], prompt: tuple[int, ...]) -> None:
+        """For those who plan: a request comes. context: numbers of its documents."""
+
+    def ended(self, name: str, cached: int, held: int | None) -> None:
+        """For those who plan: it has ended; held None: not audited."""
+
+    def lost(self, evictions: list[Eviction]) -> None:
+        """For those who report."""
+
+    def began_anew(self) -> None:
+        """For those who report."""
+
+    def step(self) -> None:
+        payload = self.engine.step()
+        if payload is None:
+            return
+        events = [kept for event in decode_batch(payload) for kept in self.spoil(event)]
+        doubts = self.residency.doubts
+        evictions = self.residency.apply(events)
+        self.tally.evictions += len(evictions)
+        self.lost(evictions)
+        if self.residency.doubts > doubts:
+            self.tally.doubts += 1
+            self.drop_cache()
+
+    def drop_cache(self) -> None:
+        """As the adapter does it with `reset_running_requests`."""
+        while self.running:
+            name = next(iter(self.running))
+            _, cached = self.running.pop(name)
+            self.engine.release(name)
+            self.ended(name, cached, None)
+        assert self.engine.reset()
+        self.engine.step()
+        self.residency.apply([Cleared()])
+        self.began_anew()
+
+
+class Loser:
+    """Loses this share of the events of a kind, without a trace."""
+
+    def __init__(self, share: float, kind: type[Stored] | type[Removed], seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.share, self.kind = share, kind
+        self.lost = 0
+
+    def __call__(self, event: CacheEvent) -> list[CacheEvent]:
+        if isinstance(event, self.kind) and self.rng.random() < self.share:
+            self.lost += 1
+            return []
+        return [event]
+
+
+if __name__ == "__main__":
+    count, seed = (int(argument) for argument in (*sys.argv[1:], "300000", "1")[:2])
+    began = time.monotonic()
+    tally = Drive(seed, 8, lambda event: [event]).run(count)
+    sys.stdout.write(f"{tally}, {time.monotonic() - began:.0f} s\n")

@@ -17,9 +17,12 @@ from cp_ray.core.offline import OfflineOrders
 from cp_ray.core.ordering import order
 from cp_ray.core.placement import Option, Utilisation, choose
 from cp_ray.core.record import Record, State, record_of
+from cp_ray.core.remembered import RememberedOrders
 from cp_ray.core.replicas import ReplicaTable, Verdict
+from cp_ray.core.rest_order import RestOrder
 from cp_ray.core.search import (
     Candidate,
+    best_path,
     best_per_holder,
     exact_search,
     fixed_search,
@@ -42,6 +45,11 @@ from cp_ray.core.types import (
 )
 from cp_ray.errors import InvariantError
 
+REMEMBERED = 10_000
+"""Evicted orders kept: some 1 KB each."""
+TRUST = 0.01
+"""Held tokens given up per token of an evicted order and request that passed along it."""
+
 
 class ContextIndex:
     """All trees, records, replicas and load; every public method leaves `check()` true.
@@ -62,6 +70,8 @@ class ContextIndex:
         self.ledger = LoadLedger()
         self.utilisation = Utilisation()
         self.offline = offline or OfflineOrders()
+        self.rest_order = RestOrder()
+        self._remembered = RememberedOrders(REMEMBERED)
         self._search = search
         self._max_records = max_records
         self._trees: dict[HeadId, ContextTree] = {}
@@ -95,7 +105,7 @@ class ContextIndex:
         tokens = dict(zip(request.context, request.block_tokens, strict=True))
         candidates = self._candidates(request, tokens)
         best = best_per_holder(candidates, self.replicas.mask)
-        reusable = {
+        most = {
             replica: self._reusable(request, replica, best.get(self.replicas.bit(replica)))
             for replica in self.replicas.live
         }
@@ -105,7 +115,7 @@ class ContextIndex:
                 Option(
                     replica=replica,
                     wait_tokens=self.ledger.prefill_tokens(replica),
-                    missing_tokens=total - reusable[replica],
+                    missing_tokens=total - most[replica],
                     running=self.ledger.running(replica),
                     assigned=self._assigned[replica],
                 )
@@ -113,12 +123,14 @@ class ContextIndex:
             ),
             self.utilisation.price(self._busy_share()),
         ).replica
-        match = best.get(self.replicas.bit(chosen))
-        planned = self._order(request, tokens, match.prefix if match else (), candidates)
+        planned, given_up = self._order(
+            request, tokens, candidates, best.get(self.replicas.bit(chosen)), chosen
+        )
+        reusable = most[chosen] - given_up
         page = self.replicas.live[chosen].page_size
-        predicted = min(reusable[chosen], total - 1) // page * page
+        predicted = min(reusable, total - 1) // page * page
         self._remember(request.request_id, record_of(request, planned, chosen, predicted), planned)
-        self.ledger.reserve(request.request_id, chosen, total - reusable[chosen], now)
+        self.ledger.reserve(request.request_id, chosen, total - reusable, now)
         self._assigned[chosen] += 1
         path = self._trees[request.head].node_of[request.request_id].search_path
         return Step(
@@ -144,27 +156,32 @@ class ContextIndex:
             return fixed_search(tree.root, request.context, tokens)
         if self._search == "paper":
             return greedy_search(tree.root, request.context, tokens, self.alpha)
-        return exact_search(tree.root, request.context, tokens)
+        popular = self.rest_order.popular
+        return exact_search(tree.root, request.context, tokens, remembered=popular)
 
     def _order(
         self,
         request: PlanRequest,
         tokens: dict[BlockId, int],
-        held: Context,
         candidates: list[Candidate],
-    ) -> Context:
-        """Algorithm 2 behind the held prefix, carried on along an order known elsewhere.
+        match: Candidate | None,
+        chosen: ReplicaId,
+    ) -> tuple[Context, int]:
+        """Algorithm 2 behind the prefix followed, and the held tokens given up for it.
 
-        A prefix some other replica holds, or an offline order, costs nothing to follow and
-        makes the next request of its kind a hit here as well.
+        Where popular orders are worth most, a familiar prefix nobody holds now may be followed
+        in place of a slightly longer held one (docs/decisions/0007).
         """
         if not request.movable:
-            return request.context
+            return request.context, 0
         if not candidates:
             candidates = exact_search(self.offline.root, request.context, tokens)
-        longer = [found for found in candidates if found.prefix[: len(held)] == held]
-        prefix = max(longer, key=lambda found: found.tokens).prefix if longer else held
-        return order(request.context, prefix)
+        trust = TRUST if self.rest_order.popular else 0.0
+        path = best_path(candidates, self.replicas.bit(chosen), trust)
+        given_up = match.tokens - path.held_tokens if match else 0
+        if self._search == "paper":
+            return order(request.context, path.prefix), given_up
+        return self.rest_order.arrange(request.context, path.prefix, tokens), given_up
 
     def _reusable(self, request: PlanRequest, replica: ReplicaId, match: Candidate | None) -> int:
         """Leading prompt tokens that `replica` should have of this request."""
@@ -242,7 +259,7 @@ class ContextIndex:
         return dict(self._counters) | sizes | {"reserved": len(self.ledger)}
 
     def _remember(self, request: RequestId, record: Record, context: Context) -> None:
-        tree = self._trees.setdefault(record.head, ContextTree())
+        tree = self._trees.setdefault(record.head, ContextTree(self._remembered))
         replica = record.replica
         if replica is None:
             raise InvariantError("a planned request has a replica")
@@ -258,6 +275,7 @@ class ContextIndex:
         tree = self._trees[record.head]
         tree.remove(request)
         if not tree.node_of:
+            self._remembered.forget(tree.root)
             del self._trees[record.head]
         if record.replica is not None:
             self._on_replica[record.replica].discard(request)
@@ -274,6 +292,8 @@ class ContextIndex:
         self.replicas.check()
         self.ledger.check()
         self.offline.check()
+        self.rest_order.check()
+        self._remembered.check()
         known: dict[HeadId, set[RequestId]] = {}
         for request, record in self._records.items():
             known.setdefault(record.head, set()).add(request)

@@ -19,13 +19,22 @@ NODE_BUDGET = 2000
 """Nodes one exact search may visit: bounds its worst case (p99 was 4.7 ms without)."""
 
 
-class Candidate(msgspec.Struct, frozen=True):
-    """The first `length` blocks of `node.context`, worth `tokens`, held by bits `holders`."""
+MAX_FREQUENCY = 50
+"""Passes of a node that count; beyond, it is popular enough."""
+
+
+class Candidate(msgspec.Struct, frozen=True, gc=False):
+    """The first `length` blocks of `node.context`, worth `tokens`, held by bits `holders`.
+
+    familiar: tokens times the requests that passed there. above: the candidate it extends.
+    """
 
     node: ContextNode
     length: int
     tokens: int
     holders: int
+    familiar: int = 0
+    above: Candidate | None = None
 
     @property
     def prefix(self) -> Context:
@@ -69,37 +78,70 @@ def exact_search(
     context: Context,
     tokens: Mapping[BlockId, int],
     budget: int = NODE_BUDGET,
+    remembered: bool = False,
 ) -> list[Candidate]:
     """Every prefix of a known context that the request can begin with, deepest per path.
 
     Depth first with a node budget. Since a context is a set we may order, the best reusable
-    prefix is the one worth most tokens among these.
+    prefix is the one worth most tokens among these. remembered: with orders nobody holds now.
     """
     found: list[Candidate] = []
-    stack: list[tuple[ContextNode, int]] = [(root, 0)]
+    stack: list[tuple[ContextNode, Candidate | None]] = [(root, None)]
     while stack and budget > 0:
-        node, gained = stack.pop()
+        node, above = stack.pop()
         children = node.children
-        if not children:
-            continue
-        depth = len(node.context)
         # `tokens` has exactly the context's blocks as keys: look up from the smaller side.
         if len(children) <= len(context):
             matching = [child for first, child in children.items() if first in tokens]
         else:
             matching = [children[block] for block in context if block in children]
+        depth = len(node.context)
         for child in matching:
+            if not child.holders and not remembered:
+                continue
             budget -= 1
             prefix = child.context
-            end, total = depth, gained
+            end, gained = depth, 0
             limit = len(prefix)
             while end < limit and prefix[end] in tokens:
-                total += tokens[prefix[end]]
+                gained += tokens[prefix[end]]
                 end += 1
-            found.append(Candidate(child, end, total, child.holders))
-            if end == limit:
-                stack.append((child, total))
+            familiar = gained * min(child.frequency, MAX_FREQUENCY)
+            if above is not None:
+                gained += above.tokens
+                familiar += above.familiar
+            here = Candidate(child, end, gained, child.holders, familiar, above)
+            found.append(here)
+            if end == limit and child.children:
+                stack.append((child, here))
     return found
+
+
+class Path(msgspec.Struct, frozen=True):
+    """A prefix to follow, and how many of its tokens the replica holds."""
+
+    prefix: Context
+    held_tokens: int
+
+
+def best_path(candidates: Sequence[Candidate], bit: int, trust: float) -> Path:
+    """The prefix to follow on the replica of number `bit`: held tokens first, then familiar ones.
+
+    trust: held tokens that one unheld token is worth per request that passed there. Beyond the
+    held part an order known elsewhere costs nothing to follow and makes the next request of its
+    kind a hit here as well, so on a tie the longer prefix is taken.
+    """
+    best: tuple[float, int] = (0.0, 0)
+    path = Path((), 0)
+    for candidate in candidates:
+        held: Candidate | None = candidate
+        while held is not None and not held.holders >> bit & 1:
+            held = held.above
+        tokens, familiar = (held.tokens, held.familiar) if held is not None else (0, 0)
+        value = (tokens + trust * (candidate.familiar - familiar), candidate.tokens)
+        if value > best:
+            best, path = value, Path(candidate.prefix, tokens)
+    return path
 
 
 def fixed_search(

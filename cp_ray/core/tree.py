@@ -9,14 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cp_ray.core.node import ContextNode
+from cp_ray.core.remembered import RememberedOrders
 from cp_ray.core.types import Context, RequestId
 from cp_ray.errors import InvariantError
 
 
 class ContextTree:
-    """Owner of the nodes under one head."""
+    """Owner of the nodes under one head.
 
-    def __init__(self) -> None:
+    remembered: shared with other trees; without it nothing is remembered.
+    """
+
+    def __init__(self, remembered: RememberedOrders | None = None) -> None:
+        self._remembered = RememberedOrders(0) if remembered is None else remembered
         self.root = ContextNode((), None, 0)
         self.node_of: dict[RequestId, ContextNode] = {}
 
@@ -38,7 +43,7 @@ class ContextTree:
     def remove(self, request: RequestId) -> None:
         """Take a request out and prune what is then empty, O(height) (paper 4.1)."""
         node = self._detach(request)
-        self._prune(node)
+        self._remembered.prune(node)
 
     def truncate(self, request: RequestId, length: int) -> None:
         """Let a request hold only its first `length` blocks."""
@@ -48,7 +53,7 @@ class ContextTree:
         holder = node.requests[request]
         self._detach(request)
         self._attach(request, self._node_at(node.context[:length]), holder)
-        self._prune(node)
+        self._remembered.prune(node)
 
     def move(self, request: RequestId, holder: int) -> None:
         """Let another replica hold the request's prefix."""
@@ -72,6 +77,7 @@ class ContextTree:
                 child = ContextNode(context, node, node.next_slot)
                 node.next_slot += 1
                 node.children[context[depth]] = child
+                self._remembered.grown(node)
                 return child
             end = depth + 1
             limit = min(len(child.context), len(context))
@@ -81,6 +87,8 @@ class ContextTree:
         return node
 
     def _attach(self, request: RequestId, node: ContextNode, holder: int) -> None:
+        if not node.requests:
+            self._remembered.grown(node)
         node.requests[request] = holder
         self.node_of[request] = node
         above: ContextNode | None = node
@@ -106,13 +114,6 @@ class ContextTree:
             above = above.parent
         return node
 
-    @staticmethod
-    def _prune(node: ContextNode) -> None:
-        while node.parent is not None and not node.children and not node.requests:
-            parent = node.parent
-            del parent.children[node.context[len(parent.context)]]
-            node = parent
-
     def check(self) -> None:
         """Raise InvariantError unless the tree's invariants hold (design: tree invariants 1-6)."""
         seen: dict[RequestId, ContextNode] = {}
@@ -135,8 +136,10 @@ class ContextTree:
             _require(held == node.held, "holders are the union below", node)
             _require(node.holders == sum(1 << bit for bit in held), "bits match counts", node)
             _require(
-                bool(node.children or node.requests) or node.parent is None,
-                "no empty node but the root",
+                bool(node.children or node.requests)
+                or node.parent is None
+                or node in self._remembered,
+                "no empty node but the root and remembered leaves",
                 node,
             )
             _require(len(set(node.context)) == len(node.context), "blocks are distinct", node)

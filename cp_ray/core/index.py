@@ -15,6 +15,7 @@ from cp_ray.core.distance import DEFAULT_ALPHA
 from cp_ray.core.load import LoadLedger
 from cp_ray.core.offline import OfflineOrders
 from cp_ray.core.ordering import order
+from cp_ray.core.path import best_path
 from cp_ray.core.placement import Option, Utilisation, choose
 from cp_ray.core.record import Record, State, record_of
 from cp_ray.core.remembered import RememberedOrders
@@ -22,7 +23,6 @@ from cp_ray.core.replicas import ReplicaTable, Verdict
 from cp_ray.core.rest_order import RestOrder
 from cp_ray.core.search import (
     Candidate,
-    best_path,
     best_per_holder,
     exact_search,
     fixed_search,
@@ -47,8 +47,6 @@ from cp_ray.errors import InvariantError
 
 REMEMBERED = 10_000
 """Evicted orders kept: some 1 KB each."""
-TRUST = 0.01
-"""Held tokens given up per token of an evicted order and request that passed along it."""
 
 
 class ContextIndex:
@@ -105,31 +103,31 @@ class ContextIndex:
         tokens = dict(zip(request.context, request.block_tokens, strict=True))
         candidates = self._candidates(request, tokens)
         best = best_per_holder(candidates, self.replicas.mask)
-        most = {
-            replica: self._reusable(request, replica, best.get(self.replicas.bit(replica)))
-            for replica in self.replicas.live
-        }
         total = request.head_tokens + sum(request.block_tokens) + request.tail_tokens
-        chosen = choose(
-            (
+        most: dict[ReplicaId, int] = {}
+        options = []
+        for replica in self.replicas.live:
+            most[replica] = reusable = self._reusable(
+                request, replica, best.get(self.replicas.bit(replica))
+            )
+            options.append(
                 Option(
                     replica=replica,
                     wait_tokens=self.ledger.prefill_tokens(replica),
-                    missing_tokens=total - most[replica],
+                    missing_tokens=total - reusable,
                     running=self.ledger.running(replica),
                     assigned=self._assigned[replica],
                 )
-                for replica in self.replicas.live
-            ),
-            self.utilisation.price(self._busy_share()),
-        ).replica
+            )
+        chosen = choose(options, self.utilisation.price(self._busy_share())).replica
         planned, given_up = self._order(
             request, tokens, candidates, best.get(self.replicas.bit(chosen)), chosen
         )
         reusable = most[chosen] - given_up
         page = self.replicas.live[chosen].page_size
         predicted = min(reusable, total - 1) // page * page
-        self._remember(request.request_id, record_of(request, planned, chosen, predicted), planned)
+        record = record_of(request, planned, tokens, chosen, predicted)
+        self._remember(request.request_id, record, planned)
         self.ledger.reserve(request.request_id, chosen, total - reusable, now)
         self._assigned[chosen] += 1
         path = self._trees[request.head].node_of[request.request_id].search_path
@@ -145,8 +143,7 @@ class ContextIndex:
 
     def _busy_share(self) -> float:
         live = self.replicas.live
-        busy = sum(1 for replica in live if self.ledger.prefill_tokens(replica))
-        return busy / len(live) if live else 0.0
+        return self.ledger.busy() / len(live) if live else 0.0
 
     def _candidates(self, request: PlanRequest, tokens: dict[BlockId, int]) -> list[Candidate]:
         tree = self._trees.get(request.head)
@@ -176,8 +173,7 @@ class ContextIndex:
             return request.context, 0
         if not candidates:
             candidates = exact_search(self.offline.root, request.context, tokens)
-        trust = TRUST if self.rest_order.popular else 0.0
-        path = best_path(candidates, self.replicas.bit(chosen), trust)
+        path = best_path(candidates, self.replicas.bit(chosen), self.rest_order.trust)
         given_up = match.tokens - path.held_tokens if match else 0
         if self._search == "paper":
             return order(request.context, path.prefix), given_up

@@ -8,6 +8,7 @@ nodes carry the bit set of their holders.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -15,10 +16,13 @@ from cp_ray.core.distance import distance
 from cp_ray.core.node import ContextNode
 from cp_ray.core.types import BlockId, Context
 
-NODE_BUDGET = 2000
-"""Nodes one exact search may visit: bounds its worst case (p99 was 4.7 ms without)."""
+NODE_BUDGET = 200
+"""Nodes one exact search may visit: bounds its worst case (p99 was 4.7 ms without).
+
+No reuse was lost on any trace at 160, 0.0 to 0.2 points at 80 (benchmarks/LOG.md)."""
 
 
+_BY_TOKENS = attrgetter("tokens")
 MAX_FREQUENCY = 50
 """Passes of a node that count; beyond, it is popular enough."""
 
@@ -80,13 +84,15 @@ def exact_search(
     budget: int = NODE_BUDGET,
     remembered: bool = False,
 ) -> list[Candidate]:
-    """Every prefix of a known context that the request can begin with, deepest per path.
+    """Prefixes of known contexts that the request can begin with; the best of every holder.
 
     Depth first with a node budget. Since a context is a set we may order, the best reusable
     prefix is the one worth most tokens among these. remembered: with orders nobody holds now.
     """
     found: list[Candidate] = []
     stack: list[tuple[ContextNode, Candidate | None]] = [(root, None)]
+    size = tokens.get
+    top, top_holders = 0, 0
     while stack and budget > 0:
         node, above = stack.pop()
         children = node.children
@@ -95,53 +101,39 @@ def exact_search(
             matching = [child for first, child in children.items() if first in tokens]
         else:
             matching = [children[block] for block in context if block in children]
+        budget -= len(matching)
         depth = len(node.context)
         for child in matching:
             if not child.holders and not remembered:
                 continue
-            budget -= 1
             prefix = child.context
-            end, gained = depth, 0
             limit = len(prefix)
-            while end < limit and prefix[end] in tokens:
-                gained += tokens[prefix[end]]
+            gained = tokens[prefix[depth]]
+            end = depth + 1
+            while end < limit:
+                more = size(prefix[end])
+                if more is None:
+                    break
+                gained += more
                 end += 1
-            familiar = gained * min(child.frequency, MAX_FREQUENCY)
+            own = gained
             if above is not None:
                 gained += above.tokens
+            holders = child.holders
+            ends = end < limit or not child.children
+            # Whoever holds this end of a path holds a better one already seen.
+            if ends and gained <= top and holders and holders | top_holders == top_holders:
+                continue
+            familiar = own * min(child.frequency, MAX_FREQUENCY)
+            if above is not None:
                 familiar += above.familiar
-            here = Candidate(child, end, gained, child.holders, familiar, above)
+            here = Candidate(child, end, gained, holders, familiar, above)
             found.append(here)
-            if end == limit and child.children:
+            if gained > top:
+                top, top_holders = gained, holders
+            if not ends:
                 stack.append((child, here))
     return found
-
-
-class Path(msgspec.Struct, frozen=True):
-    """A prefix to follow, and how many of its tokens the replica holds."""
-
-    prefix: Context
-    held_tokens: int
-
-
-def best_path(candidates: Sequence[Candidate], bit: int, trust: float) -> Path:
-    """The prefix to follow on the replica of number `bit`: held tokens first, then familiar ones.
-
-    trust: held tokens that one unheld token is worth per request that passed there. Beyond the
-    held part an order known elsewhere costs nothing to follow and makes the next request of its
-    kind a hit here as well, so on a tie the longer prefix is taken.
-    """
-    best: tuple[float, int] = (0.0, 0)
-    path = Path((), 0)
-    for candidate in candidates:
-        held: Candidate | None = candidate
-        while held is not None and not held.holders >> bit & 1:
-            held = held.above
-        tokens, familiar = (held.tokens, held.familiar) if held is not None else (0, 0)
-        value = (tokens + trust * (candidate.familiar - familiar), candidate.tokens)
-        if value > best:
-            best, path = value, Path(candidate.prefix, tokens)
-    return path
 
 
 def fixed_search(
@@ -171,7 +163,7 @@ def best_per_holder(candidates: Sequence[Candidate], wanted: int) -> dict[int, C
     """The candidate worth most tokens for each bit of `wanted` that holds any."""
     best: dict[int, Candidate] = {}
     left = wanted
-    for candidate in sorted(candidates, key=lambda found: found.tokens, reverse=True):
+    for candidate in sorted(candidates, key=_BY_TOKENS, reverse=True):
         fresh = candidate.holders & left
         left &= ~fresh
         while fresh:

@@ -91,25 +91,17 @@ class ContextTree:
             self._remembered.grown(node)
         node.requests[request] = holder
         self.node_of[request] = node
+        bit = 1 << holder
         above: ContextNode | None = node
-        while above is not None:
-            count = above.held.get(holder, 0)
-            above.held[holder] = count + 1
-            if count:
-                return
-            above.holders |= 1 << holder
+        while above is not None and not above.holders & bit:
+            above.holders |= bit
             above = above.parent
 
     def _detach(self, request: RequestId) -> ContextNode:
         node = self.node_of.pop(request)
         holder = node.requests.pop(request)
         above: ContextNode | None = node
-        while above is not None:
-            count = above.held[holder] - 1
-            if count:
-                above.held[holder] = count
-                break
-            del above.held[holder]
+        while above is not None and not above.still_holds(holder):
             above.holders &= ~(1 << holder)
             above = above.parent
         return node
@@ -118,11 +110,11 @@ class ContextTree:
         """Raise InvariantError unless the tree's invariants hold (design: tree invariants 1-6)."""
         seen: dict[RequestId, ContextNode] = {}
         for node in self.root.walk():
-            held: dict[int, int] = {}
+            holders = 0
             slots = set()
             for request, holder in node.requests.items():
                 seen[request] = node
-                held[holder] = held.get(holder, 0) + 1
+                holders |= 1 << holder
             for first, child in node.children.items():
                 depth = len(node.context)
                 _require(child.parent is node, "a child knows its parent", child)
@@ -130,11 +122,9 @@ class ContextTree:
                 _require(child.context[depth] == first, "children are keyed by first block", child)
                 _require(child.slot < node.next_slot, "slots are never reused", child)
                 slots.add(child.slot)
-                for holder in child.held:
-                    held[holder] = held.get(holder, 0) + 1
+                holders |= child.holders
             _require(len(slots) == len(node.children), "slots are unique", node)
-            _require(held == node.held, "holders are the union below", node)
-            _require(node.holders == sum(1 << bit for bit in held), "bits match counts", node)
+            _require(node.holders == holders, "holders are the union below", node)
             _require(
                 bool(node.children or node.requests)
                 or node.parent is None
@@ -155,7 +145,6 @@ def _split(child: ContextNode, end: int) -> ContextNode:
     parent.children[child.context[len(parent.context)]] = middle
     middle.frequency = child.frequency
     middle.holders = child.holders
-    middle.held = dict.fromkeys(child.held, 1)
     middle.children[child.context[end]] = child
     middle.next_slot = 1
     child.parent = middle

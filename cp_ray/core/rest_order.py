@@ -134,7 +134,10 @@ class RestOrder:
         if likest < 0:
             return
         past = self._ring[likest % self._memory]
-        taken = _run(past.planned[past.prefix :], tokens)
+        rest = past.planned[past.prefix :]
+        if rest == past.other:
+            return
+        taken = _run(rest, tokens)
         other = _run(past.other, tokens)
         self._led_popular += taken if past.popular else other
         self._led_ranked += other if past.popular else taken

@@ -16,9 +16,12 @@ from cp_ray.core.load import LoadLedger
 from cp_ray.core.memory import Memory
 from cp_ray.core.offline import OfflineOrders
 from cp_ray.core.ordering import order
+from cp_ray.core.path import best_path
 from cp_ray.core.placement import Option, Utilisation, choose
 from cp_ray.core.record import Record, State, record_of
+from cp_ray.core.remembered import RememberedOrders
 from cp_ray.core.replicas import ReplicaTable, Verdict
+from cp_ray.core.rest_order import RestOrder
 from cp_ray.core.search import (
     Candidate,
     best_per_holder,
@@ -43,6 +46,9 @@ from cp_ray.core.types import (
     Step,
 )
 
+REMEMBERED = 10_000
+"""Evicted orders kept: some 1 KB each."""
+
 
 class ContextIndex:
     """All trees, records, replicas and load; every public method leaves `check()` true.
@@ -64,9 +70,10 @@ class ContextIndex:
         self.ledger = LoadLedger()
         self.utilisation = Utilisation()
         self.offline = offline or OfflineOrders()
+        self.rest_order = RestOrder()
         self._search = search
         self._max_records = max_records
-        self._memory = Memory()
+        self._memory = Memory(RememberedOrders(REMEMBERED))
         self._trees = self._memory.trees
         self._records = self._memory.records
         self._assigned: Counter[ReplicaId] = Counter()
@@ -98,30 +105,31 @@ class ContextIndex:
         tokens = dict(zip(request.context, request.block_tokens, strict=True))
         candidates = self._candidates(request, tokens)
         best = best_per_holder(candidates, self.replicas.mask)
-        reusable = {
-            replica: self._reusable(request, replica, best.get(self.replicas.bit(replica)))
-            for replica in self.replicas.live
-        }
         total = request.head_tokens + sum(request.block_tokens) + request.tail_tokens
-        chosen = choose(
-            (
+        most: dict[ReplicaId, int] = {}
+        options = []
+        for replica in self.replicas.live:
+            most[replica] = reusable = self._reusable(
+                request, replica, best.get(self.replicas.bit(replica))
+            )
+            options.append(
                 Option(
                     replica=replica,
                     wait_tokens=self.ledger.prefill_tokens(replica),
-                    missing_tokens=total - reusable[replica],
+                    missing_tokens=total - reusable,
                     running=self.ledger.running(replica),
                     assigned=self._assigned[replica],
                 )
-                for replica in self.replicas.live
-            ),
-            self.utilisation.price(self._busy_share()),
-        ).replica
-        match = best.get(self.replicas.bit(chosen))
-        planned = self._order(request, tokens, match.prefix if match else (), candidates)
+            )
+        chosen = choose(options, self.utilisation.price(self._busy_share())).replica
+        planned, given_up = self._order(
+            request, tokens, candidates, best.get(self.replicas.bit(chosen)), chosen
+        )
+        reusable = most[chosen] - given_up
         page = self.replicas.live[chosen].page_size
-        predicted = min(reusable[chosen], total - 1) // page * page
-        self._remember(request, record_of(request, planned, chosen, predicted), planned)
-        self.ledger.reserve(request.request_id, chosen, total - reusable[chosen], now)
+        predicted = min(reusable, total - 1) // page * page
+        self._remember(request, record_of(request, planned, tokens, chosen, predicted), planned)
+        self.ledger.reserve(request.request_id, chosen, total - reusable, now)
         self._assigned[chosen] += 1
         path = self._trees[request.head].node_of[request.request_id].search_path
         return Step(
@@ -136,8 +144,7 @@ class ContextIndex:
 
     def _busy_share(self) -> float:
         live = self.replicas.live
-        busy = sum(1 for replica in live if self.ledger.prefill_tokens(replica))
-        return busy / len(live) if live else 0.0
+        return self.ledger.busy() / len(live) if live else 0.0
 
     def _candidates(self, request: PlanRequest, tokens: dict[BlockId, int]) -> list[Candidate]:
         tree = self._trees.get(request.head)
@@ -147,27 +154,31 @@ class ContextIndex:
             return fixed_search(tree.root, request.context, tokens)
         if self._search == "paper":
             return greedy_search(tree.root, request.context, tokens, self.alpha)
-        return exact_search(tree.root, request.context, tokens)
+        popular = self.rest_order.popular
+        return exact_search(tree.root, request.context, tokens, remembered=popular)
 
     def _order(
         self,
         request: PlanRequest,
         tokens: dict[BlockId, int],
-        held: Context,
         candidates: list[Candidate],
-    ) -> Context:
-        """Algorithm 2 behind the held prefix, carried on along an order known elsewhere.
+        match: Candidate | None,
+        chosen: ReplicaId,
+    ) -> tuple[Context, int]:
+        """Algorithm 2 behind the prefix followed, and the held tokens given up for it.
 
-        A prefix some other replica holds, or an offline order, costs nothing to follow and
-        makes the next request of its kind a hit here as well.
+        Where popular orders are worth most, a familiar prefix nobody holds now may be followed
+        in place of a slightly longer held one (docs/decisions/0007).
         """
         if not request.movable:
-            return request.context
+            return request.context, 0
         if not candidates:
             candidates = exact_search(self.offline.root, request.context, tokens)
-        longer = [found for found in candidates if found.prefix[: len(held)] == held]
-        prefix = max(longer, key=lambda found: found.tokens).prefix if longer else held
-        return order(request.context, prefix)
+        path = best_path(candidates, self.replicas.bit(chosen), self.rest_order.trust)
+        given_up = match.tokens - path.held_tokens if match else 0
+        if self._search == "paper":
+            return order(request.context, path.prefix), given_up
+        return self.rest_order.arrange(request.context, path.prefix, tokens), given_up
 
     def _reusable(self, request: PlanRequest, replica: ReplicaId, match: Candidate | None) -> int:
         """Leading prompt tokens that `replica` should have of this request."""
@@ -288,4 +299,5 @@ class ContextIndex:
         self.trust.check()
         self.ledger.check()
         self.offline.check()
+        self.rest_order.check()
         self._memory.check(self.replicas)

@@ -78,6 +78,10 @@ class LoadLedger:
         """Prompt tokens planned on the replica and not yet prefilled."""
         return self._prefill.get(replica, 0)
 
+    def busy(self) -> int:
+        """Replicas with prefill to do."""
+        return len(self._prefill)
+
     def running(self, replica: ReplicaId) -> int:
         """Requests on the replica that have not ended."""
         return self._running.get(replica, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cp_ray.core.record import Record
+from cp_ray.core.remembered import RememberedOrders
 from cp_ray.core.replicas import ReplicaTable
 from cp_ray.core.tree import ContextTree
 from cp_ray.core.types import Context, HeadId, ReplicaId, RequestId
@@ -15,16 +16,18 @@ from cp_ray.errors import InvariantError
 
 
 class Memory:
-    """Owner of records, trees and lists. records: oldest first."""
+    """Owner of records, trees and lists. records: oldest first. remembered: of all trees."""
 
-    def __init__(self) -> None:
+    def __init__(self, remembered: RememberedOrders) -> None:
+        self._remembered = remembered
         self.trees: dict[HeadId, ContextTree] = {}
         self.records: dict[RequestId, Record] = {}
         self._on_replica: dict[ReplicaId, set[RequestId]] = {}
 
     def remember(self, request: RequestId, record: Record, context: Context, bit: int) -> None:
         """Add a planned request. bit: its replica's."""
-        self.trees.setdefault(record.head, ContextTree()).insert(request, context, bit)
+        tree = self.trees.setdefault(record.head, ContextTree(self._remembered))
+        tree.insert(request, context, bit)
         self.records[request] = record
         self._on_replica.setdefault(record.replica, set()).add(request)
 
@@ -54,6 +57,7 @@ class Memory:
         tree = self.trees[record.head]
         tree.remove(request)
         if not tree.node_of:
+            self._remembered.forget(tree.root)
             del self.trees[record.head]
         self._on_replica[record.replica].discard(request)
 
@@ -73,6 +77,7 @@ class Memory:
 
     def check(self, replicas: ReplicaTable) -> None:
         """Raise InvariantError unless the three views agree."""
+        self._remembered.check()
         known: dict[HeadId, set[RequestId]] = {}
         for request, record in self.records.items():
             known.setdefault(record.head, set()).add(request)

@@ -14,14 +14,13 @@ class ContextNode:
     (4) merge_distance: clustering distance at which it was created, 0 online.
     children: keyed by the first block beyond this context. slot: this node's number under its
     parent; `next_slot` only grows, so a slot is never reused. holders: bit set of replicas that
-    have this prefix, the union over `requests` and children; `held` counts what sets each bit.
+    have this prefix, the union over `requests` and children.
     """
 
     __slots__ = (
         "children",
         "context",
         "frequency",
-        "held",
         "holders",
         "merge_distance",
         "next_slot",
@@ -40,7 +39,6 @@ class ContextNode:
         self.frequency = 0
         self.merge_distance = 0.0
         self.holders = 0
-        self.held: dict[int, int] = {}
 
     @property
     def search_path(self) -> tuple[int, ...]:
@@ -51,6 +49,12 @@ class ContextNode:
             path.append(node.slot)
             node = node.parent
         return tuple(reversed(path))
+
+    def still_holds(self, holder: int) -> bool:
+        """Whether a request here or a child sets bit number `holder`."""
+        if holder in self.requests.values():
+            return True
+        return any(child.holders >> holder & 1 for child in self.children.values())
 
     def edge(self) -> Context:
         """Blocks by which this node extends its parent."""

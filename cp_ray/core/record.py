@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
+from collections.abc import Mapping
 from enum import Enum
 from itertools import accumulate
 
 import msgspec
 
-from cp_ray.core.types import Context, HeadId, PlanRequest, ReplicaId
+from cp_ray.core.types import BlockId, Context, HeadId, PlanRequest, ReplicaId
 
 
 class State(Enum):
@@ -21,12 +24,13 @@ class Record(msgspec.Struct):
     """One request on one replica.
 
     ends: prompt tokens up to the end of each block, head included; same length as the context
-    as planned. tokens_left: leading prompt tokens the replica still has.
+    as planned; an array, a fifth of the room of a tuple. tokens_left: leading prompt tokens the
+    replica still has.
     """
 
     head: HeadId
     head_tokens: int
-    ends: tuple[int, ...]
+    ends: array[int]
     replica: ReplicaId
     state: State
     tokens_left: int
@@ -36,14 +40,23 @@ class Record(msgspec.Struct):
         """Leading blocks that lie wholly in `tokens_left`; -1 when the head does not."""
         if self.tokens_left < self.head_tokens:
             return -1
-        return sum(1 for end in self.ends if end <= self.tokens_left)
+        return bisect_right(self.ends, self.tokens_left)
 
 
-def record_of(request: PlanRequest, context: Context, replica: ReplicaId, predicted: int) -> Record:
-    """The record of a request just planned: all of its prompt will be on the replica."""
-    size = dict(zip(request.context, request.block_tokens, strict=True))
-    ends = tuple(accumulate((size[block] for block in context), initial=request.head_tokens))[1:]
-    total = (ends[-1] if ends else request.head_tokens) + request.tail_tokens
+def record_of(
+    request: PlanRequest,
+    context: Context,
+    tokens: Mapping[BlockId, int],
+    replica: ReplicaId,
+    predicted: int,
+) -> Record:
+    """The record of a request just planned: all of its prompt will be on the replica.
+
+    tokens: of each block.
+    """
+    ends = array("Q", accumulate([tokens[block] for block in context], initial=request.head_tokens))
+    total = ends[-1] + request.tail_tokens
+    del ends[0]
     return Record(
         head=request.head,
         head_tokens=request.head_tokens,

@@ -8,6 +8,7 @@ nodes carry the bit set of their holders.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -15,17 +16,29 @@ from cp_ray.core.distance import distance
 from cp_ray.core.node import ContextNode
 from cp_ray.core.types import BlockId, Context
 
-NODE_BUDGET = 2000
-"""Nodes one exact search may visit: bounds its worst case (p99 was 4.7 ms without)."""
+NODE_BUDGET = 200
+"""Nodes one exact search may visit: bounds its worst case (p99 was 4.7 ms without).
+
+No reuse was lost on any trace at 160, 0.0 to 0.2 points at 80 (benchmarks/LOG.md)."""
 
 
-class Candidate(msgspec.Struct, frozen=True):
-    """The first `length` blocks of `node.context`, worth `tokens`, held by bits `holders`."""
+_BY_TOKENS = attrgetter("tokens")
+MAX_FREQUENCY = 50
+"""Passes of a node that count; beyond, it is popular enough."""
+
+
+class Candidate(msgspec.Struct, frozen=True, gc=False):
+    """The first `length` blocks of `node.context`, worth `tokens`, held by bits `holders`.
+
+    familiar: tokens times the requests that passed there. above: the candidate it extends.
+    """
 
     node: ContextNode
     length: int
     tokens: int
     holders: int
+    familiar: int = 0
+    above: Candidate | None = None
 
     @property
     def prefix(self) -> Context:
@@ -69,36 +82,57 @@ def exact_search(
     context: Context,
     tokens: Mapping[BlockId, int],
     budget: int = NODE_BUDGET,
+    remembered: bool = False,
 ) -> list[Candidate]:
-    """Every prefix of a known context that the request can begin with, deepest per path.
+    """Prefixes of known contexts that the request can begin with; the best of every holder.
 
     Depth first with a node budget. Since a context is a set we may order, the best reusable
-    prefix is the one worth most tokens among these.
+    prefix is the one worth most tokens among these. remembered: with orders nobody holds now.
     """
     found: list[Candidate] = []
-    stack: list[tuple[ContextNode, int]] = [(root, 0)]
+    stack: list[tuple[ContextNode, Candidate | None]] = [(root, None)]
+    size = tokens.get
+    top, top_holders = 0, 0
     while stack and budget > 0:
-        node, gained = stack.pop()
+        node, above = stack.pop()
         children = node.children
-        if not children:
-            continue
-        depth = len(node.context)
         # `tokens` has exactly the context's blocks as keys: look up from the smaller side.
         if len(children) <= len(context):
             matching = [child for first, child in children.items() if first in tokens]
         else:
             matching = [children[block] for block in context if block in children]
+        budget -= len(matching)
+        depth = len(node.context)
         for child in matching:
-            budget -= 1
+            if not child.holders and not remembered:
+                continue
             prefix = child.context
-            end, total = depth, gained
             limit = len(prefix)
-            while end < limit and prefix[end] in tokens:
-                total += tokens[prefix[end]]
+            gained = tokens[prefix[depth]]
+            end = depth + 1
+            while end < limit:
+                more = size(prefix[end])
+                if more is None:
+                    break
+                gained += more
                 end += 1
-            found.append(Candidate(child, end, total, child.holders))
-            if end == limit:
-                stack.append((child, total))
+            own = gained
+            if above is not None:
+                gained += above.tokens
+            holders = child.holders
+            ends = end < limit or not child.children
+            # Whoever holds this end of a path holds a better one already seen.
+            if ends and gained <= top and holders and holders | top_holders == top_holders:
+                continue
+            familiar = own * min(child.frequency, MAX_FREQUENCY)
+            if above is not None:
+                familiar += above.familiar
+            here = Candidate(child, end, gained, holders, familiar, above)
+            found.append(here)
+            if gained > top:
+                top, top_holders = gained, holders
+            if not ends:
+                stack.append((child, here))
     return found
 
 
@@ -129,7 +163,7 @@ def best_per_holder(candidates: Sequence[Candidate], wanted: int) -> dict[int, C
     """The candidate worth most tokens for each bit of `wanted` that holds any."""
     best: dict[int, Candidate] = {}
     left = wanted
-    for candidate in sorted(candidates, key=lambda found: found.tokens, reverse=True):
+    for candidate in sorted(candidates, key=_BY_TOKENS, reverse=True):
         fresh = candidate.holders & left
         left &= ~fresh
         while fresh:

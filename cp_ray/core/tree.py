@@ -9,14 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cp_ray.core.node import ContextNode
+from cp_ray.core.remembered import RememberedOrders
 from cp_ray.core.types import Context, RequestId
 from cp_ray.errors import InvariantError
 
 
 class ContextTree:
-    """Owner of the nodes under one head."""
+    """Owner of the nodes under one head.
 
-    def __init__(self) -> None:
+    remembered: shared with other trees; without it nothing is remembered.
+    """
+
+    def __init__(self, remembered: RememberedOrders | None = None) -> None:
+        self._remembered = RememberedOrders(0) if remembered is None else remembered
         self.root = ContextNode((), None, 0)
         self.node_of: dict[RequestId, ContextNode] = {}
 
@@ -38,7 +43,7 @@ class ContextTree:
     def remove(self, request: RequestId) -> None:
         """Take a request out and prune what is then empty, O(height) (paper 4.1)."""
         node = self._detach(request)
-        self._prune(node)
+        self._remembered.prune(node)
 
     def truncate(self, request: RequestId, length: int) -> None:
         """Let a request hold only its first `length` blocks."""
@@ -48,7 +53,7 @@ class ContextTree:
         holder = node.requests[request]
         self._detach(request)
         self._attach(request, self._node_at(node.context[:length]), holder)
-        self._prune(node)
+        self._remembered.prune(node)
 
     def move(self, request: RequestId, holder: int) -> None:
         """Let another replica hold the request's prefix."""
@@ -72,6 +77,7 @@ class ContextTree:
                 child = ContextNode(context, node, node.next_slot)
                 node.next_slot += 1
                 node.children[context[depth]] = child
+                self._remembered.grown(node)
                 return child
             end = depth + 1
             limit = min(len(child.context), len(context))
@@ -81,47 +87,34 @@ class ContextTree:
         return node
 
     def _attach(self, request: RequestId, node: ContextNode, holder: int) -> None:
+        if not node.requests:
+            self._remembered.grown(node)
         node.requests[request] = holder
         self.node_of[request] = node
+        bit = 1 << holder
         above: ContextNode | None = node
-        while above is not None:
-            count = above.held.get(holder, 0)
-            above.held[holder] = count + 1
-            if count:
-                return
-            above.holders |= 1 << holder
+        while above is not None and not above.holders & bit:
+            above.holders |= bit
             above = above.parent
 
     def _detach(self, request: RequestId) -> ContextNode:
         node = self.node_of.pop(request)
         holder = node.requests.pop(request)
         above: ContextNode | None = node
-        while above is not None:
-            count = above.held[holder] - 1
-            if count:
-                above.held[holder] = count
-                break
-            del above.held[holder]
+        while above is not None and not above.still_holds(holder):
             above.holders &= ~(1 << holder)
             above = above.parent
         return node
-
-    @staticmethod
-    def _prune(node: ContextNode) -> None:
-        while node.parent is not None and not node.children and not node.requests:
-            parent = node.parent
-            del parent.children[node.context[len(parent.context)]]
-            node = parent
 
     def check(self) -> None:
         """Raise InvariantError unless the tree's invariants hold (design: tree invariants 1-6)."""
         seen: dict[RequestId, ContextNode] = {}
         for node in self.root.walk():
-            held: dict[int, int] = {}
+            holders = 0
             slots = set()
             for request, holder in node.requests.items():
                 seen[request] = node
-                held[holder] = held.get(holder, 0) + 1
+                holders |= 1 << holder
             for first, child in node.children.items():
                 depth = len(node.context)
                 _require(child.parent is node, "a child knows its parent", child)
@@ -129,14 +122,14 @@ class ContextTree:
                 _require(child.context[depth] == first, "children are keyed by first block", child)
                 _require(child.slot < node.next_slot, "slots are never reused", child)
                 slots.add(child.slot)
-                for holder in child.held:
-                    held[holder] = held.get(holder, 0) + 1
+                holders |= child.holders
             _require(len(slots) == len(node.children), "slots are unique", node)
-            _require(held == node.held, "holders are the union below", node)
-            _require(node.holders == sum(1 << bit for bit in held), "bits match counts", node)
+            _require(node.holders == holders, "holders are the union below", node)
             _require(
-                bool(node.children or node.requests) or node.parent is None,
-                "no empty node but the root",
+                bool(node.children or node.requests)
+                or node.parent is None
+                or node in self._remembered,
+                "no empty node but the root and remembered leaves",
                 node,
             )
             _require(len(set(node.context)) == len(node.context), "blocks are distinct", node)
@@ -152,7 +145,6 @@ def _split(child: ContextNode, end: int) -> ContextNode:
     parent.children[child.context[len(parent.context)]] = middle
     middle.frequency = child.frequency
     middle.holders = child.holders
-    middle.held = dict.fromkeys(child.held, 1)
     middle.children[child.context[end]] = child
     middle.next_slot = 1
     child.parent = middle

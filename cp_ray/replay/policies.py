@@ -2,7 +2,8 @@
 
 none: as they came. frequency: the offline reference, every block by how many requests have it,
 requests in lexicographic order of that (an FP-tree's order). paper: Algorithms 1, 2 and 5 online.
-online: the same with the exact search that serving uses.
+online: the same with the exact search that serving uses. offline: our construction over the
+whole trace (core/merging.py), depth first.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Literal, Protocol
 import msgspec
 
 from cp_ray.core.index import ContextIndex
+from cp_ray.core.merging import THOROUGH, merge
 from cp_ray.core.scheduling import schedule
 from cp_ray.core.types import (
+    BlockId,
     Context,
     Eviction,
     EvictionReport,
@@ -95,6 +98,28 @@ class Frequency(AsTheyCame):
         return [request for _, request in keyed]
 
 
+class Offline(AsTheyCame):
+    """Policy `offline`: sees the whole trace before the first request goes."""
+
+    def __init__(self, moves_per_context: int = THOROUGH) -> None:
+        self._moves = moves_per_context
+
+    def arrange(self, requests: Sequence[TraceRequest]) -> list[TraceRequest]:
+        """Blocks and requests as `merge` orders them."""
+        tokens: dict[BlockId, int] = {}
+        for request in requests:
+            tokens.update(zip(request.context, request.block_tokens, strict=True))
+        merged = merge([request.context for request in requests], tokens, self._moves)
+        moved = []
+        for position in merged.sequence:
+            context = merged.contexts[position]
+            sizes = tuple(tokens[block] for block in context)
+            moved.append(
+                msgspec.structs.replace(requests[position], context=context, block_tokens=sizes)
+            )
+        return moved
+
+
 class Indexed(AsTheyCame):
     """Policies `paper` and `online`: one ContextIndex in front of one replica."""
 
@@ -139,6 +164,7 @@ POLICIES: dict[str, Callable[[int | None], Policy]] = {
     "none": lambda _: AsTheyCame(),
     "frequency": lambda _: Frequency(),
     "paper": lambda capacity: Indexed("paper", capacity),
+    "offline": lambda _: Offline(),
     "online": lambda capacity: Indexed("exact", capacity),
 }
 """Name to maker; the argument is the cache's capacity in tokens, None = without limit."""

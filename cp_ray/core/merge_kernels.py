@@ -1,0 +1,162 @@
+"""Agglomerative merging by the largest common token weight, over posting lists.
+
+A merge saves exactly the tokens its two nodes share, so the largest share first is the greedy
+rule for the objective itself. What a node shares with any other only falls as nodes merge, so a
+node's best partner is looked up again only when it comes up and that partner is gone.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+
+from cp_ray.core.forest import (
+    NONE,
+    Forest,
+    Int32,
+    Int64,
+    Postings,
+    compiled,
+    intersect,
+    join,
+    new_postings,
+    shared_weight,
+)
+
+
+class _Scratch(NamedTuple):
+    """score: shape (2n,), tokens shared so far, 0 between calls. touched, order: lists."""
+
+    score: Int64
+    touched: Int32
+    order: Int32
+
+
+@compiled
+def _alive(forest: Forest, node: int) -> bool:
+    return bool(forest.parent[node] == NONE)
+
+
+@compiled
+def _compact(forest: Forest, postings: Postings, block: int) -> None:
+    """Drop merged nodes from a block's list; what stays keeps its order."""
+    start = postings.start[block]
+    kept = start
+    for at in range(start, start + postings.length[block]):
+        node = postings.items[at]
+        if forest.parent[node] == NONE:
+            postings.items[kept] = node
+            kept += 1
+    postings.length[block] = kept - start
+
+
+@compiled
+def _enlist(forest: Forest, node: int, postings: Postings) -> None:
+    """Add an inner node to its blocks' lists; its two children, now dead, left room there."""
+    for place in range(forest.size[node]):
+        block = forest.content[node, place]
+        end = postings.start[block] + postings.length[block]
+        if end == postings.start[block + 1]:
+            _compact(forest, postings, block)
+            end = postings.start[block] + postings.length[block]
+        postings.items[end] = node
+        postings.length[block] += 1
+
+
+@compiled
+def _rarest_first(forest: Forest, node: int, postings: Postings, out: Int32) -> None:
+    """The node's blocks into `out`, shortest list first (insertion sort: at most k)."""
+    for place in range(forest.size[node]):
+        block = forest.content[node, place]
+        at = place
+        while at > 0 and postings.length[out[at - 1]] > postings.length[block]:
+            out[at] = out[at - 1]
+            at -= 1
+        out[at] = block
+
+
+@compiled
+def _nearest(
+    forest: Forest,
+    node: int,
+    postings: Postings,
+    tokens: Int64,
+    scratch: _Scratch,
+) -> tuple[int, int]:
+    """(partner, shared tokens) of a root among roots, the lowest number on a tie; else NONE, 0.
+
+    Lists are read rarest block first, until the blocks left to read cannot lift a node not
+    met so far over the best; then only the nodes met are compared in full.
+    """
+    _rarest_first(forest, node, postings, scratch.order)
+    left = forest.weight[node]
+    met = 0
+    best = 0
+    for place in range(forest.size[node]):
+        if left < best:
+            break
+        block = scratch.order[place]
+        _compact(forest, postings, block)
+        left -= tokens[block]
+        for at in range(postings.start[block], postings.start[block] + postings.length[block]):
+            other = postings.items[at]
+            if other == node:
+                continue
+            if scratch.score[other] == 0:
+                scratch.touched[met] = other
+                met += 1
+            scratch.score[other] += tokens[block]
+            best = max(best, scratch.score[other])
+    partner = NONE
+    gain = 0
+    for at in range(met):
+        other = scratch.touched[at]
+        if scratch.score[other] + left >= best:
+            shared = (
+                shared_weight(forest, node, other, tokens) if left > 0 else scratch.score[other]
+            )
+            if shared > gain or (shared == gain and other < partner):
+                partner, gain = other, shared
+            best = max(best, gain)
+        scratch.score[other] = 0
+    return partner, gain
+
+
+@compiled
+def merge_greedily(forest: Forest, leaves: int, tokens: Int64) -> int:
+    """Merge roots until none share a block; returns the number of nodes in use.
+
+    tokens: of each block number, at least 1. Ties go to the lower node number.
+    """
+    postings = new_postings(forest, leaves, len(tokens))
+    scratch = _Scratch(
+        np.zeros(2 * leaves, np.int64),
+        np.empty(2 * leaves, np.int32),
+        np.empty(forest.content.shape[1], np.int32),
+    )
+    partner = np.full(2 * leaves, NONE, np.int32)
+    gain = np.zeros(2 * leaves, np.int64)
+    heap = [(0, 0) for _ in range(0)]
+    for node in range(leaves):
+        partner[node], gain[node] = _nearest(forest, node, postings, tokens, scratch)
+        if gain[node] > 0:
+            heap.append((-int(gain[node]), node))
+    heapify(heap)
+    used = leaves
+    while len(heap) > 0:
+        negative, node = heappop(heap)
+        if not _alive(forest, node) or -negative != gain[node]:
+            continue
+        other = partner[node]
+        if _alive(forest, other):
+            join(forest, used, node, other)
+            intersect(forest, used, tokens)
+            _enlist(forest, used, postings)
+            node = used
+            used += 1
+        partner[node], gain[node] = _nearest(forest, node, postings, tokens, scratch)
+        if gain[node] > 0:
+            heappush(heap, (-int(gain[node]), node))
+    return used

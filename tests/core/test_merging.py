@@ -1,0 +1,140 @@
+"""Offline construction against an independent, literal reference and the optimum."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cp_ray.core import anneal_kernels, forest, merge_kernels
+from cp_ray.core.merging import FAST, merge
+from cp_ray.core.types import BlockId, Context
+
+SIZES = {BlockId(f"b{n}"): 10 + 7 * (n % 5) for n in range(40)}
+contexts_strategy = st.lists(
+    st.lists(st.sampled_from(sorted(SIZES)), min_size=0, max_size=6, unique=True).map(tuple),
+    max_size=14,
+)
+
+
+def weight(blocks: frozenset[BlockId]) -> int:
+    return sum(SIZES[block] for block in blocks)
+
+
+def replay(contexts: list[Context], sequence: tuple[int, ...]) -> int:
+    """Tokens reused when sent one by one into a prefix cache without limit."""
+    seen: set[Context] = set()
+    reused = 0
+    for position in sequence:
+        context = contexts[position]
+        for end in range(1, len(context) + 1):
+            if context[:end] in seen:
+                reused += SIZES[context[end - 1]]
+            seen.add(context[:end])
+    return reused
+
+
+def best_of_all(contexts: list[Context]) -> int:
+    """The most any order reuses: partitions of every subset, by dynamic programming.
+
+    Over distinct sets: gain(S) of a tree over S is its best split into two trees plus the
+    weight all of S share.
+    """
+    sets = [frozenset(context) for context in dict.fromkeys(map(frozenset, contexts))]
+    repeated = sum(weight(frozenset(context)) for context in contexts) - sum(map(weight, sets))
+
+    @functools.cache
+    def gain(members: int) -> int:
+        if members & (members - 1) == 0:
+            return 0
+        common = frozenset.intersection(*(s for i, s in enumerate(sets) if members >> i & 1))
+        lowest = members & -members
+        part, best = (members - 1) & members, 0
+        while part:
+            if part & lowest:
+                best = max(best, gain(part) + gain(members ^ part))
+            part = (part - 1) & members
+        return best + weight(common)
+
+    return repeated + (gain((1 << len(sets)) - 1) if sets else 0)
+
+
+def families(seed: int, count: int = 10) -> list[Context]:
+    """Contexts of a few overlapping topics, the hard case for greedy merging."""
+    rng = random.Random(seed)
+    blocks = sorted(SIZES)
+    topics = [rng.sample(blocks, 9) for _ in range(3)]
+    return [
+        tuple(dict.fromkeys(rng.sample(rng.choice(topics), 5) + rng.sample(blocks, 2)))
+        for _ in range(count)
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(contexts=contexts_strategy, moves=st.sampled_from([FAST, 20]))
+def test_every_context_is_a_permutation_and_every_request_is_sent_once(contexts, moves):
+    merged = merge(contexts, SIZES, moves)
+    assert [sorted(context) for context in merged.contexts] == [sorted(c) for c in contexts]
+    assert sorted(merged.sequence) == list(range(len(contexts)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(contexts=contexts_strategy, moves=st.sampled_from([FAST, 20]))
+def test_the_tokens_it_promises_are_those_a_cache_reuses(contexts, moves):
+    merged = merge(contexts, SIZES, moves)
+    assert replay(list(merged.contexts), merged.sequence) == merged.reused_tokens
+
+
+def test_the_same_seed_gives_the_same_order():
+    contexts = families(1, 40)
+    assert merge(contexts, SIZES, 50, seed=3) == merge(contexts, SIZES, 50, seed=3)
+
+
+@pytest.mark.parametrize(("moves", "floor"), [(FAST, 0.97), (60, 0.99)])
+def test_it_is_near_the_optimum_on_small_instances(moves, floor):
+    shares = []
+    for seed in range(12):
+        contexts = families(seed)
+        best = best_of_all(contexts)
+        shares.append(merge(contexts, SIZES, moves).reused_tokens / best)
+        assert shares[-1] <= 1.0
+    assert sum(shares) / len(shares) >= floor, shares
+
+
+def test_local_search_finds_what_greedy_merging_misses():
+    contexts = families(4, 60)
+    greedy = merge(contexts, SIZES, FAST).reused_tokens
+    assert merge(contexts, SIZES, 300).reused_tokens > greedy
+
+
+def test_compiled_and_plain_python_agree(monkeypatch):
+    if not forest.COMPILES:
+        pytest.skip("numba is not installed: there is only plain Python")
+    contexts = families(7, 30)
+    compiled = merge(contexts, SIZES, 10, seed=5)
+    for module in (forest, merge_kernels, anneal_kernels):
+        for name, value in vars(module).items():
+            if hasattr(value, "py_func"):
+                monkeypatch.setattr(module, name, value.py_func)
+    assert merge(contexts, SIZES, 10, seed=5) == compiled
+
+
+def test_greedy_merging_takes_the_largest_share_first():
+    one, two, three, four = (BlockId(f"b{n}") for n in (1, 2, 3, 4))
+    contexts = [(one, two), (two, three, four), (three, four, one)]
+    merged = merge(contexts, SIZES)
+    # b3 b4 together weigh more than any single block the others share.
+    assert set(merged.contexts[1][:2]) == set(merged.contexts[2][:2]) == {three, four}
+    assert merged.reused_tokens == SIZES[three] + SIZES[four]
+
+
+def test_a_full_posting_list_takes_the_merged_node():
+    rows = np.array([[0, 1, 2], [0, 1, 2], [0, 1, 3], [0, 2, 3]], np.int32)
+    tokens = np.array([5, 4, 3, 2], np.int64)
+    grown = forest.new_forest(rows, np.full(4, 3, np.int32), tokens)
+    assert merge_kernels.merge_greedily(grown, 4, tokens) == 7
+    assert grown.weight[4:7].sum() == (5 + 4 + 3) + (5 + 4) + 5

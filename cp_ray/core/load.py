@@ -67,7 +67,8 @@ class LoadLedger:
     def sweep(self, now: float) -> int:
         """Free reservations past their lease; returns how many."""
         swept = 0
-        for request, held in list(self._reservations.items()):
+        while self._reservations:
+            request, held = next(iter(self._reservations.items()))
             if now - held.since < LEASE_S:
                 break
             self.free(request)

@@ -79,9 +79,9 @@ class LoadLedger:
         """Prompt tokens planned on the replica and not yet prefilled."""
         return self._prefill.get(replica, 0)
 
-    def busy(self) -> int:
-        """Replicas with prefill to do."""
-        return len(self._prefill)
+    def busy_share(self, replicas: int) -> float:
+        """Share of the live replicas, of which there are so many, with prefill to do."""
+        return len(self._prefill) / replicas if replicas else 0.0
 
     def running(self, replica: ReplicaId) -> int:
         """Requests on the replica that have not ended."""

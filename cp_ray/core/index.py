@@ -94,7 +94,7 @@ class ContextIndex:
         now: seconds, any origin, not decreasing.
         """
         self._counters["leases_swept"] += self.ledger.sweep(now)
-        self.utilisation.observe(self._busy_share(), now)
+        self.utilisation.observe(self.ledger.busy_share(len(self.replicas.live)), now)
         return [self._plan_one(request, now) for request in requests]
 
     def _plan_one(self, request: PlanRequest, now: float) -> Step:
@@ -109,22 +109,15 @@ class ContextIndex:
         most: dict[ReplicaId, int] = {}
         options = []
         for replica in self.replicas.live:
-            most[replica] = reusable = self._reusable(
-                request, replica, best.get(self.replicas.bit(replica))
-            )
-            options.append(
-                Option(
-                    replica=replica,
-                    wait_tokens=self.ledger.prefill_tokens(replica),
-                    missing_tokens=total - reusable,
-                    running=self.ledger.running(replica),
-                    assigned=self._assigned[replica],
-                )
-            )
-        chosen = choose(options, self.utilisation.price(self._busy_share())).replica
-        planned, given_up = self._order(
-            request, tokens, candidates, best.get(self.replicas.bit(chosen)), chosen
-        )
+            match = best.get(self.replicas.bit(replica))
+            most[replica] = reusable = self._reusable(request, replica, match)
+            wait, running = self.ledger.prefill_tokens(replica), self.ledger.running(replica)
+            missing, assigned = total - reusable, self._assigned[replica]
+            options.append(Option(replica, wait, missing, running, assigned))
+        price = self.utilisation.price(self.ledger.busy_share(len(self.replicas.live)))
+        chosen = choose(options, price).replica
+        match = best.get(self.replicas.bit(chosen))
+        planned, given_up = self._order(request, tokens, candidates, match, chosen)
         reusable = most[chosen] - given_up
         page = self.replicas.live[chosen].page_size
         predicted = min(reusable, total - 1) // page * page
@@ -142,10 +135,6 @@ class ContextIndex:
             reason="holder" if predicted else "load",
         )
 
-    def _busy_share(self) -> float:
-        live = self.replicas.live
-        return self.ledger.busy() / len(live) if live else 0.0
-
     def _candidates(self, request: PlanRequest, tokens: dict[BlockId, int]) -> list[Candidate]:
         tree = self._trees.get(request.head)
         if tree is None:
@@ -154,8 +143,8 @@ class ContextIndex:
             return fixed_search(tree.root, request.context, tokens)
         if self._search == "paper":
             return greedy_search(tree.root, request.context, tokens, self.alpha)
-        popular = self.rest_order.popular
-        return exact_search(tree.root, request.context, tokens, remembered=popular)
+        familiar = self.rest_order.popular
+        return exact_search(tree.root, request.context, tokens, remembered=familiar)
 
     def _order(
         self,
@@ -165,11 +154,7 @@ class ContextIndex:
         match: Candidate | None,
         chosen: ReplicaId,
     ) -> tuple[Context, int]:
-        """Algorithm 2 behind the prefix followed, and the held tokens given up for it.
-
-        Where popular orders are worth most, a familiar prefix nobody holds now may be followed
-        in place of a slightly longer held one (docs/decisions/0007).
-        """
+        """Algorithm 2 behind the prefix followed; the held tokens given up (decision 0009)."""
         if not request.movable:
             return request.context, 0
         if not candidates:

@@ -67,7 +67,8 @@ class LoadLedger:
     def sweep(self, now: float) -> int:
         """Free reservations past their lease; returns how many."""
         swept = 0
-        for request, held in list(self._reservations.items()):
+        while self._reservations:
+            request, held = next(iter(self._reservations.items()))
             if now - held.since < LEASE_S:
                 break
             self.free(request)
@@ -78,9 +79,9 @@ class LoadLedger:
         """Prompt tokens planned on the replica and not yet prefilled."""
         return self._prefill.get(replica, 0)
 
-    def busy(self) -> int:
-        """Replicas with prefill to do."""
-        return len(self._prefill)
+    def busy_share(self, replicas: int) -> float:
+        """Share of the live replicas, of which there are so many, with prefill to do."""
+        return len(self._prefill) / replicas if replicas else 0.0
 
     def running(self, replica: ReplicaId) -> int:
         """Requests on the replica that have not ended."""

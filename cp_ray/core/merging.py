@@ -2,7 +2,7 @@
 
 Contexts are merged by the largest common token weight, then improved by local search; each node
 of the resulting trees puts the blocks its contexts share in front, and requests go depth first.
-Reuse in a cache without limit is exactly the weight of all inner nodes (docs/decisions/0006).
+Reuse in a cache without limit is exactly the weight of all inner nodes (docs/decisions/0008).
 """
 
 from __future__ import annotations

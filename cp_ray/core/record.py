@@ -54,13 +54,13 @@ def record_of(
 
     tokens: of each block.
     """
-    ends = array("Q", accumulate([tokens[block] for block in context], initial=request.head_tokens))
+    sizes = [tokens[block] for block in context]
+    ends = list(accumulate(sizes, initial=request.head_tokens))
     total = ends[-1] + request.tail_tokens
-    del ends[0]
     return Record(
         head=request.head,
         head_tokens=request.head_tokens,
-        ends=ends,
+        ends=array("Q", ends[1:]),
         replica=replica,
         state=State.PLANNED,
         tokens_left=total,

@@ -52,7 +52,6 @@ class RestOrder:
         self._count = 0
         self._ring: list[_Past] = []
         self._had: dict[BlockId, int] = {}
-        self._latest: dict[BlockId, int] = {}
         self._led_ranked = 0.0
         self._led_popular = 0.0
 
@@ -125,15 +124,18 @@ class RestOrder:
         self._led_popular *= DECAY
         votes: dict[int, int] = {}
         likest, most = -1, 0
+        newer = (1 << self._count % self._memory) - 1
         for block in context:
-            number = self._latest.get(block, -1)
-            if number >= 0:
-                votes[number] = count = votes.get(number, 0) + 1
+            requests = self._had.get(block, 0)
+            if requests:
+                # The latest: the highest slot this round, else the highest of the last round.
+                slot = (requests & newer or requests).bit_length() - 1
+                votes[slot] = count = votes.get(slot, 0) + 1
                 if count > most:
-                    likest, most = number, count
+                    likest, most = slot, count
         if likest < 0:
             return
-        past = self._ring[likest % self._memory]
+        past = self._ring[likest]
         rest = past.planned[past.prefix :]
         if rest == past.other:
             return
@@ -145,7 +147,7 @@ class RestOrder:
     def _remember(self, past: _Past) -> None:
         slot = self._count % self._memory
         bit = 1 << slot
-        had, latest = self._had, self._latest
+        had = self._had
         if self._count < self._memory:
             self._ring.append(past)
         else:
@@ -154,11 +156,10 @@ class RestOrder:
                 if left:
                     had[block] = left
                 else:
-                    del had[block], latest[block]
+                    del had[block]
             self._ring[slot] = past
         for block in past.planned:
             had[block] = had.get(block, 0) | bit
-            latest[block] = self._count
         self._count += 1
 
     def check(self) -> None:
@@ -167,10 +168,8 @@ class RestOrder:
         for slot, past in enumerate(self._ring):
             for block in past.planned:
                 had[block] = had.get(block, 0) | 1 << slot
-        if had != self._had or set(had) != set(self._latest):
+        if had != self._had:
             raise InvariantError("rest order: bit sets and remembered requests disagree")
-        if any(self._count - at > self._memory for at in self._latest.values()):
-            raise InvariantError("rest order: a block is remembered past the memory")
 
 
 def _run(order: Context, tokens: Mapping[BlockId, int]) -> int:

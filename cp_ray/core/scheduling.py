@@ -3,8 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from cp_ray.core.types import Step
+
+T = TypeVar("T")
+
+
+def in_lanes(sequence: Sequence[T], lanes: int) -> list[T]:
+    """A depth-first sequence for an engine that has `lanes` requests in flight at a time.
+
+    Neighbours share most, but where only finished prefixes are shared they miss together when
+    they run together. So each lane gets a stretch of its own, and what runs at one time comes
+    from far apart: every request but a lane's first follows its leader.
+    """
+    length = -(-len(sequence) // max(lanes, 1))
+    stretches = [sequence[at : at + length] for at in range(0, len(sequence), max(length, 1))]
+    return [stretch[turn] for turn in range(length) for stretch in stretches if turn < len(stretch)]
 
 
 def schedule(steps: Sequence[Step]) -> list[list[Step]]:

@@ -100,7 +100,8 @@ def exact_search(
         if len(children) <= len(context):
             matching = [child for first, child in children.items() if first in tokens]
         else:
-            matching = [children[block] for block in context if block in children]
+            child_of = children.get
+            matching = [child for block in context if (child := child_of(block)) is not None]
         budget -= len(matching)
         depth = len(node.context)
         for child in matching:

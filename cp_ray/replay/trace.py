@@ -15,20 +15,55 @@ from typing import TextIO
 
 import msgspec
 
+from cp_ray.core.pages import Piece
 from cp_ray.core.types import BlockId, Context, RequestId
 from cp_ray.errors import ConfigError
 
 BYTES_PER_TOKEN = 4
 
 
+class History(msgspec.Struct, frozen=True):
+    """What the earlier turns of a conversation put before a prompt.
+
+    pieces: all of it, in order. seen: the blocks in it. predecessor: the last turn's request.
+    """
+
+    pieces: tuple[Piece, ...]
+    seen: frozenset[BlockId]
+    predecessor: RequestId
+
+    @property
+    def tokens(self) -> int:
+        """Length of the pieces together."""
+        return sum(length for _, length in self.pieces)
+
+
 class TraceRequest(msgspec.Struct, frozen=True):
-    """One request. context: distinct, best first. block_tokens: same order and length."""
+    """One request. context: distinct, best first. block_tokens: same order and length.
+
+    answer_tokens: of the reply, where a later turn repeats it. movable: False where a block's id
+    stands for all before it, too. history: filled in only while conversations are replayed.
+    """
 
     request_id: RequestId
     conversation: str
     context: Context
     block_tokens: tuple[int, ...]
     question_tokens: int
+    answer_tokens: int = 0
+    movable: bool = True
+    history: History | None = None
+
+    @property
+    def lengths(self) -> dict[BlockId, int]:
+        """Tokens of each block."""
+        return dict(zip(self.context, self.block_tokens, strict=True))
+
+    def reordered(self, context: Context) -> TraceRequest:
+        """The same request with its blocks in this order."""
+        lengths = self.lengths
+        tokens = tuple(lengths[block] for block in context)
+        return msgspec.structs.replace(self, context=context, block_tokens=tokens)
 
 
 class Trace(msgspec.Struct, frozen=True):
@@ -54,6 +89,8 @@ class _OurLine(msgspec.Struct):
     context: list[int | str]
     session: int | str = ""
     question_tokens: int = 0
+    answer_tokens: int = 0
+    movable: bool = True
 
 
 class _Document(msgspec.Struct):
@@ -79,8 +116,8 @@ def read_trace(path: Path, *, k: int | None = None, requests: int | None = None)
     file = _trace_file(path)
     name = path.name if path.is_dir() else file.name.split(".")[0]
     blocks: Mapping[str, int] | None = None
-    read: list[TraceRequest] = []
-    for number, line in _lines(file):
+    read: dict[RequestId, TraceRequest] = {}
+    for number, line in numbered_lines(file):
         if len(read) == requests:
             break
         where = f"{file}, line {number}"
@@ -92,10 +129,12 @@ def read_trace(path: Path, *, k: int | None = None, requests: int | None = None)
                 request = _ours(msgspec.json.decode(line, type=_OurLine), blocks, k)
         except (msgspec.MsgspecError, ValueError) as error:
             raise ConfigError(f"{where}: {error}", param="trace") from error
-        read.append(request)
+        if request.request_id in read:
+            raise ConfigError(f"{where}: request_id {request.request_id} again", param="trace")
+        read[request.request_id] = request
     if not read:
         raise ConfigError(f"{file} holds no request", param="trace")
-    return Trace(name, tuple(read))
+    return Trace(name, tuple(read.values()))
 
 
 def _trace_file(path: Path) -> Path:
@@ -117,7 +156,7 @@ def _open(file: Path) -> TextIO:
     return file.open(encoding="utf-8")
 
 
-def _lines(file: Path) -> Iterator[tuple[int, str]]:
+def numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
     """Numbered lines that are not blank."""
     try:
         with _open(file) as lines:
@@ -138,7 +177,7 @@ def _block_lengths(folder: Path) -> dict[str, int]:
             param="trace",
         )
     lengths: dict[str, int] = {}
-    for number, line in _lines(folder / name):
+    for number, line in numbered_lines(folder / name):
         fields = line.rstrip("\n").split("\t")
         if number == 1:
             continue
@@ -165,6 +204,8 @@ def _ours(line: _OurLine, blocks: Mapping[str, int], k: int | None) -> TraceRequ
         tuple(BlockId(block) for block in ids),
         tuple(blocks[block] for block in ids),
         line.question_tokens,
+        line.answer_tokens,
+        line.movable,
     )
 
 

@@ -1,0 +1,109 @@
+"""One replay: requests through one policy into one cache, window by window, counting tokens."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+from tqdm import tqdm
+
+from cp_ray.core.types import RequestId
+from cp_ray.errors import ConfigError
+from cp_ray.replay.conversations import SideBySide, pieces_of
+from cp_ray.replay.leaders import hold_followers, rounds
+from cp_ray.replay.policies import Policy, Sent
+from cp_ray.replay.tiers import Cache
+from cp_ray.replay.trace import TraceRequest
+
+
+class Played(msgspec.Struct, frozen=True):
+    """What became of one request, in tokens. asked: those that could be cached at best.
+
+    Without conversations these are its blocks', with them the whole prompt's.
+    """
+
+    request_id: RequestId
+    asked: int
+    cached: int
+    prefilled: int
+    plan_us: float
+
+
+class Playback:
+    """Plays one trace. leaders: hold followers until their leader's prefill is done."""
+
+    def __init__(self, policy: Policy, cache: Cache, *, leaders: bool) -> None:
+        self._policy = policy
+        self._cache = cache
+        self._leaders = leaders and policy.plans
+        self._running: deque[tuple[Sent, int]] = deque()
+        self.played: list[Played] = []
+        self.windows = 0
+        self.rounds = 0
+
+    def play(
+        self, requests: Sequence[TraceRequest], in_flight: int, conversations: bool, title: str
+    ) -> None:
+        """Windows of `in_flight` requests, or of one turn each of so many conversations."""
+        with tqdm(total=len(requests), desc=title, disable=None, delay=1) as progress:
+            if conversations:
+                beside = SideBySide(requests, in_flight)
+                while window := beside.next_window():
+                    self._window(window, beside.answered)
+                    progress.update(len(window))
+                return
+            waiting = deque(requests)
+            while waiting:
+                taken = self._policy.take(waiting, in_flight, self._held)
+                self._window(taken, lambda _: None)
+                progress.update(len(taken))
+
+    def _window(self, window: Sequence[TraceRequest], answered: Callable[[Sent], None]) -> None:
+        started = time.thread_time()
+        planned = self._policy.plan(window)
+        plan_us = (time.thread_time() - started) * 1e6 / len(window)
+        if self._leaders:
+            planned = hold_followers(planned, lambda sent: self._cache.lookup(pieces_of(sent)))
+        self.windows += 1
+        for together in rounds(planned):
+            self.rounds += 1
+            for sent in together:
+                self._admit(sent, plan_us)
+            for sent in together:
+                self._cache.prefilled(sent.request.request_id)
+        while self._running:
+            self._finish_oldest()
+        for sent in planned:
+            answered(sent)
+        evictions = self._cache.take_evictions()
+        if evictions:
+            self._policy.evicted(evictions)
+
+    def _admit(self, sent: Sent, plan_us: float) -> None:
+        request = sent.request
+        pieces = pieces_of(sent)
+        prompt = sum(length for _, length in pieces)
+        if not self._cache.fits(prompt):
+            raise ConfigError(
+                f"--cache-tokens: request {request.request_id} alone has {prompt} tokens; "
+                "give the cache more",
+                param="cache_tokens",
+            )
+        while (cached := self._cache.admit(request.request_id, pieces)) is None:
+            self._finish_oldest()
+        self._running.append((sent, cached))
+        blocks = prompt if request.history else sum(request.block_tokens)
+        self.played.append(
+            Played(request.request_id, blocks, min(cached, blocks), prompt - cached, plan_us)
+        )
+
+    def _finish_oldest(self) -> None:
+        sent, cached = self._running.popleft()
+        self._cache.prefilled(sent.request.request_id)
+        self._cache.release(sent.request.request_id)
+        self._policy.settled(sent, cached)
+
+    def _held(self, request: TraceRequest) -> int:
+        return self._cache.lookup(pieces_of(Sent(request, request.context)))

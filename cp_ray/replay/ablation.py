@@ -40,7 +40,7 @@ class Ablated:
         return arranged
 
     def take(
-        self, waiting: deque[TraceRequest], count: int, held: Held
+        self, waiting: deque[TraceRequest], count: int, held: Held, /
     ) -> Sequence[TraceRequest]:
         """First come, first served without the schedule."""
         if self._without == "schedule":

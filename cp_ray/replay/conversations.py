@@ -1,7 +1,8 @@
 """Conversations side by side: turns in order, each prompt behind all of its earlier turns.
 
 The paper's mixed workload (table 3b): N conversations are under way at a time; when one ends the
-next begins. A window holds one turn of each.
+next begins. A window holds one turn of each. An answer is computed with the turn that follows it:
+whether an engine finds its own output again depends on the chat template.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ import msgspec
 from cp_ray.core.types import BlockId, RequestId
 from cp_ray.replay.policies import Sent
 
-MIN_GAIN_TOKENS = 256
-"""A follower waits only for so many tokens more than the cache has: a round costs time."""
+MIN_GAIN_TOKENS = 16
+"""A follower waits for so many tokens more than the cache has: a page of the usual engines."""
 
 
 class _Prefix(msgspec.Struct):

@@ -25,7 +25,7 @@ class RadixLpm(AsTheyCame):
     """Sees QUEUE requests ahead whatever the number in flight."""
 
     def take(
-        self, waiting: deque[TraceRequest], count: int, held: Held
+        self, waiting: deque[TraceRequest], count: int, held: Held, /
     ) -> Sequence[TraceRequest]:
         """The `count` best of the queue; ties by arrival."""
         queue = list(islice(waiting, QUEUE))

@@ -67,7 +67,7 @@ class Policy(Protocol):
         """
 
     def take(
-        self, waiting: deque[TraceRequest], count: int, held: Held
+        self, waiting: deque[TraceRequest], count: int, held: Held, /
     ) -> Sequence[TraceRequest]:
         """Remove the next window, at most `count` requests, from those that wait."""
 
@@ -91,7 +91,7 @@ class AsTheyCame:
         return list(requests)
 
     def take(
-        self, waiting: deque[TraceRequest], count: int, held: Held
+        self, waiting: deque[TraceRequest], count: int, _held: Held, /
     ) -> Sequence[TraceRequest]:
         """First come, first served."""
         return [waiting.popleft() for _ in range(min(count, len(waiting)))]
@@ -197,4 +197,3 @@ POLICIES: dict[str, Callable[[int | None], Policy]] = {
 }
 """Name to maker; the argument is the cache's capacity in tokens, None = without limit. The
 baselines that no index serves are in registry.py."""
-

@@ -57,8 +57,8 @@ class ReuseRow(msgspec.Struct, frozen=True):
     first_half, second_half: hit ratios of the requests that arrived in that half of the trace.
     prefill_tokens: computed per request, questions included. rounds: prefills one after the other
     per window; more than one where followers waited for a leader. plan_us: the policy's own CPU
-    time per request (its window's, or the whole trace's, divided). With conversations, hits are
-    shares of whole prompts, earlier turns included, and there is no ceiling.
+    time per request (of one window in five, or the whole trace's, divided). With conversations,
+    hits are shares of whole prompts, earlier turns included, and there is no ceiling.
     """
 
     policy: str
@@ -125,7 +125,7 @@ class Bench:
             f"{name} on {trace.name}",
         )
         played = playback.played
-        plan_us = sorted(one.plan_us + arranged.us_each for one in played)
+        plan_us = sorted(each + arranged.us_each for each in playback.plan_us)
         arrived = {request.request_id: n for n, request in enumerate(trace.requests)}
         middle = len(played) // 2
         return ReuseRow(
@@ -148,9 +148,7 @@ class Bench:
             series=_series(played) if options.series else (),
         )
 
-    def _arrange(
-        self, name: str, policy: Policy, trace: Trace, options: ReuseOptions
-    ) -> _Arranged:
+    def _arrange(self, name: str, policy: Policy, trace: Trace, options: ReuseOptions) -> _Arranged:
         """An offline arrangement may depend on the cache's size, not on what is in flight."""
         kept = ReuseOptions(
             options.trace,

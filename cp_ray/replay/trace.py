@@ -98,10 +98,16 @@ class _Document(msgspec.Struct):
     title: str = ""
 
 
-class _GenericLine(msgspec.Struct):
+class GenericLine(msgspec.Struct):
+    """One line of the generic format."""
+
     question: str
     documents: list[str | _Document]
     conversation: str = ""
+
+    def texts(self) -> list[tuple[str, str]]:
+        """(title, text) of each document."""
+        return [("", d) if isinstance(d, str) else (d.title, d.text) for d in self.documents]
 
 
 class _Keys(msgspec.Struct):
@@ -113,7 +119,7 @@ def read_trace(path: Path, *, k: int | None = None, requests: int | None = None)
 
     requests: only the first. Raises ConfigError with the file and line that cannot be read.
     """
-    file = _trace_file(path)
+    file = trace_file(path)
     name = path.name if path.is_dir() else file.name.split(".")[0]
     blocks: Mapping[str, int] | None = None
     read: dict[RequestId, TraceRequest] = {}
@@ -123,9 +129,9 @@ def read_trace(path: Path, *, k: int | None = None, requests: int | None = None)
         where = f"{file}, line {number}"
         try:
             if msgspec.json.decode(line, type=_Keys).context is msgspec.UNSET:
-                request = _generic(msgspec.json.decode(line, type=_GenericLine), number, k)
+                request = _generic(msgspec.json.decode(line, type=GenericLine), number, k)
             else:
-                blocks = _block_lengths(file.parent) if blocks is None else blocks
+                blocks = block_lengths(file.parent) if blocks is None else blocks
                 request = _ours(msgspec.json.decode(line, type=_OurLine), blocks, k)
         except (msgspec.MsgspecError, ValueError) as error:
             raise ConfigError(f"{where}: {error}", param="trace") from error
@@ -137,7 +143,8 @@ def read_trace(path: Path, *, k: int | None = None, requests: int | None = None)
     return Trace(name, tuple(read.values()))
 
 
-def _trace_file(path: Path) -> Path:
+def trace_file(path: Path) -> Path:
+    """The file of a trace folder, or the file itself."""
     if not path.exists():
         raise ConfigError(f"no such trace: {path}; name a folder or a .jsonl file", param="trace")
     if not path.is_dir():
@@ -157,7 +164,7 @@ def _open(file: Path) -> TextIO:
 
 
 def numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines that are not blank."""
+    """Lines that are not blank, with their numbers; ConfigError when they cannot be read."""
     try:
         with _open(file) as lines:
             for number, line in enumerate(lines, 1):
@@ -167,23 +174,27 @@ def numbered_lines(file: Path) -> Iterator[tuple[int, str]]:
         raise ConfigError(f"{file} cannot be read: {error}", param="trace") from error
 
 
-def _block_lengths(folder: Path) -> dict[str, int]:
+def block_lengths(folder: Path) -> dict[str, int]:
+    """Tokens of each block by the blocks.tsv of a trace folder."""
     for name in ("blocks.tsv.gz", "blocks.tsv"):
         if (folder / name).exists():
-            break
-    else:
-        raise ConfigError(
-            f"{folder} has no blocks.tsv or blocks.tsv.gz, which gives the length of each block",
-            param="trace",
-        )
+            return block_table(folder / name)
+    raise ConfigError(
+        f"{folder} has no blocks.tsv or blocks.tsv.gz, which gives the length of each block",
+        param="trace",
+    )
+
+
+def block_table(file: Path) -> dict[str, int]:
+    """Tokens of each block by a table of block_id, tab, tokens, under a line of names."""
     lengths: dict[str, int] = {}
-    for number, line in numbered_lines(folder / name):
+    for number, line in numbered_lines(file):
         fields = line.rstrip("\n").split("\t")
         if number == 1:
             continue
         if len(fields) < 2 or not fields[1].isdigit() or fields[0] in lengths:
             raise ConfigError(
-                f"{folder / name}, line {number}: expected a new block_id, a tab and its tokens, "
+                f"{file}, line {number}: expected a new block_id, a tab and its tokens, "
                 f"got {line.strip()[:60]!r}",
                 param="trace",
             )
@@ -209,20 +220,26 @@ def _ours(line: _OurLine, blocks: Mapping[str, int], k: int | None) -> TraceRequ
     )
 
 
-def _generic(line: _GenericLine, number: int, k: int | None) -> TraceRequest:
+def _generic(line: GenericLine, number: int, k: int | None) -> TraceRequest:
     lengths: dict[BlockId, int] = {}
-    for document in line.documents[:k]:
-        text = document if isinstance(document, str) else f"{document.title}\n{document.text}"
+    for title, body in line.texts()[:k]:
+        text = rendered(title, body)
         digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-        lengths[BlockId(digest)] = _estimate(text)
+        lengths[BlockId(digest)] = estimate_tokens(text)
     return TraceRequest(
         RequestId(str(number)),
         line.conversation,
         tuple(lengths),
         tuple(lengths.values()),
-        _estimate(line.question),
+        estimate_tokens(line.question),
     )
 
 
-def _estimate(text: str) -> int:
+def rendered(title: str, text: str) -> str:
+    """A document as one text, without the label and blank line that a prompt adds."""
+    return f"{title}\n{text}" if title else text
+
+
+def estimate_tokens(text: str) -> int:
+    """Four bytes each, and one at least."""
     return max(1, len(text.encode()) // BYTES_PER_TOKEN)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.reuse_figures import sections
 from benchmarks.reuse_table import (
     CACHES,
     IN_FLIGHT,
@@ -21,7 +22,7 @@ COLOURS = ("#999999", "#c49a6c", "#7a9e7e", "#4c72b0", "#c44e52", "#8172b2", "#6
 
 
 def tables(cells: Sequence[Cell]) -> str:
-    return "\n".join((_every_cell(cells), _halves(cells), _cost(cells), _pictures()))
+    return "\n".join((_every_cell(cells), _halves(cells), _cost(cells), _pictures(), sections()))
 
 
 def _every_cell(cells: Sequence[Cell]) -> str:

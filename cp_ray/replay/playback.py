@@ -53,9 +53,10 @@ class Playback:
         with tqdm(total=len(requests), desc=title, disable=None, delay=1) as progress:
             if conversations:
                 beside = SideBySide(requests, in_flight)
-                while window := beside.next_window():
-                    self._window(window, beside.answered)
-                    progress.update(len(window))
+                while turns := deque(beside.next_window()):
+                    taken = self._policy.take(turns, len(turns), self._held)
+                    self._window(taken, beside.answered)
+                    progress.update(len(taken))
                 return
             waiting = deque(requests)
             while waiting:

@@ -40,14 +40,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="see cp_ray/config.py")
+    parser.add_argument(
+        "settings", nargs="*", metavar="KEY=VALUE", help="see cp_ray/config.py; or one FILE.yaml"
+    )
 
     def run(args: argparse.Namespace) -> int:
-        from cp_ray.config import parse_settings
+        from cp_ray.preflight import check_before_serving
 
-        parse_settings(args.settings)
-        serve = Path(sys.executable).with_name("serve")
-        os.execv(serve, [str(serve), "run", "cp_ray.app", *args.settings])  # noqa: S606
+        arguments = check_before_serving(args.settings)
+        if arguments is None:
+            return 2
+        serve = str(Path(sys.executable).with_name("serve"))
+        return os.execv(serve, [serve, "run", *arguments])  # noqa: S606 - becomes `serve run`
 
     parser.set_defaults(run=run)
 

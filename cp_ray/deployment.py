@@ -17,6 +17,7 @@ from cp_ray.index_actor.actor import ENGINE, new_index
 from cp_ray.router.ingress import Router
 from cp_ray.router.request_router import PlannedReplicaRouter
 from cp_ray.workers.replica import EngineReplica
+from cp_ray.workers.vllm_args import check_engine_kwargs
 
 ROUTER_CPUS = 0.1
 DRAIN_S = 120.0
@@ -30,6 +31,8 @@ def app(args: AppConfig) -> Application:
     """
     if args.index is not None:
         new_index(args)  # the actor could only die of a bad file, again and again
+    if args.engine == "vllm":
+        check_engine_kwargs(args.engine_kwargs)  # here, and not in a replica's log
     config_json = args.to_json()
     engine = serve.deployment(EngineReplica).options(
         name=ENGINE,

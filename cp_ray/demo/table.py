@@ -77,12 +77,19 @@ def ratios(rows: Sequence[Row]) -> list[Ratio]:
 
 def show(rows: Sequence[Row], console: Console, *, caption: str) -> None:
     """Print the table and the ratios under it."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, caption=caption, caption_justify="left")
+    table = Table(
+        box=SIMPLE_HEAD,
+        # 80 columns are enough, so that nothing is cut in a plain terminal or a log.
+        pad_edge=False,
+        collapse_padding=True,
+        caption=caption,
+        caption_justify="left",
+    )
     for name in ("workload", "arm"):
         table.add_column(name, no_wrap=True)
-    for name in ("requests", "prompt tokens", "tokens prefilled", "hit ratio"):
+    for name in ("requests", "prompt\ntokens", "tokens\nprefilled", "hit\nratio"):
         table.add_column(name, justify="right")
-    for name in ("mean TTFT", "p90 TTFT"):
+    for name in ("mean\nTTFT", "p90\nTTFT"):
         table.add_column(name, justify="right", no_wrap=True)
     last: str | None = None
     for row in sorted(rows, key=lambda row: row.workload != rows[0].workload):
@@ -105,6 +112,7 @@ def show(rows: Sequence[Row], console: Console, *, caption: str) -> None:
             f"{ratio.workload}: {ratio.arm} prefills {ratio.prefilled_tokens:.2f}x fewer tokens "
             f"than plain, mean TTFT {ratio.ttft_mean:.2f}x lower",
             highlight=False,
+            soft_wrap=True,
         )
 
 

@@ -92,6 +92,9 @@ def engine_args(config: AppConfig, model: ResolvedModel, sockets: Path, cpu: boo
             replay_endpoint=f"ipc://{sockets}/replay",
         ),
     }
+    if config.tensor_parallel_size > 1:
+        # Serve reserved one bundle a rank; only vLLM's Ray executor takes its ranks from there.
+        arguments["distributed_executor_backend"] = "ray"
     if cpu:
         arguments |= {"dtype": "float32", "enforce_eager": True, "block_size": CPU_BLOCK}
     arguments |= config.engine_kwargs

@@ -40,12 +40,13 @@ def test_ratios_are_plain_by_the_other_arm_within_a_workload() -> None:
 
 def test_the_table_shows_every_row_and_ratio() -> None:
     rows = [
-        summarize("RAG", arm, [record(1000, cached, 1.0)], 1)
+        summarize("Chain-of-Agents", arm, [record(900_000, 900 * cached, 1.0)], 1)
         for arm, cached in (("plain", 0), ("route", 200), ("full", 500))
     ]
     out = io.StringIO()
-    show(rows, Console(file=out, width=120), caption="simulated engine")
+    show(rows, Console(file=out, width=80), caption="simulated engine")
     text = out.getvalue()
+    assert "…" not in text
     assert "50.0%" in text
     assert "simulated engine" in text
     assert "full prefills 2.00x fewer tokens" in text

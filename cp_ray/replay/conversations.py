@@ -16,8 +16,8 @@ from cp_ray.core.pages import Piece
 from cp_ray.replay.policies import Sent
 from cp_ray.replay.trace import History, TraceRequest
 
-REFERENCE_TOKENS = 18
-"""A location annotation in place of a block: its text of 68 bytes at four bytes a token."""
+REFERENCE_TOKENS = 16
+"""A location annotation in place of a block: its text of 62 bytes at four bytes a token."""
 
 
 def pieces_of(sent: Sent) -> list[Piece]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
 
 from cp_ray.core.prefix_cache import PrefixCache, Sharing
 from cp_ray.errors import ConfigError
-from cp_ray.replay.ablation import Ablated, Part
+from cp_ray.replay.ablation import PARTS, Ablated, Part
 from cp_ray.replay.lpm import RadixLpm
 from cp_ray.replay.plans import PaperOffline, PlanFile
 from cp_ray.replay.policies import POLICIES, AsTheyCame, Policy
@@ -26,7 +25,7 @@ ALL: dict[str, Callable[[int | None], Policy]] = {
 def make_policy(name: str, capacity_tokens: int | None) -> Policy:
     """A fresh policy. `NAME-PART` is NAME without that part. ConfigError names those there are."""
     base, _, part = name.rpartition("-")
-    if part in get_args(Part) and base:
+    if part in PARTS and base:
         return Ablated(make_policy(base, capacity_tokens), _part(part))
     if name.startswith("plan:"):
         return PlanFile(Path(name.removeprefix("plan:")))
@@ -34,6 +33,13 @@ def make_policy(name: str, capacity_tokens: int | None) -> Policy:
         known = ", ".join((*ALL, "plan:FILE"))
         raise ConfigError(f"--policy: {name!r} is not one of {known}", param="policy")
     return ALL[name](capacity_tokens)
+
+
+def parts_of(name: str) -> tuple[Part, ...]:
+    """What `--ablate` can take away from a policy."""
+    if name in ("none", "lmcache"):
+        return ()
+    return ("schedule",) if name == "radix_lpm" else PARTS
 
 
 def make_cache(policy: str, capacity_tokens: int | None, sharing: Sharing, limit: int) -> Cache:
@@ -44,8 +50,4 @@ def make_cache(policy: str, capacity_tokens: int | None, sharing: Sharing, limit
 
 
 def _part(name: str) -> Part:
-    for part in get_args(Part):
-        if part == name:
-            found: Part = part
-            return found
-    raise ConfigError(f"--ablate: {name!r} is not one of {', '.join(get_args(Part))}")
+    return next(part for part in PARTS if part == name)

@@ -35,7 +35,7 @@ def test_a_series_adds_up_to_the_whole(toy: Path):
 def test_lists_make_every_combination_and_ablation_an_arm_each(
     toy: Path, capsys: pytest.CaptureFixture[str]
 ):
-    command = ["bench", "reuse", "--trace", str(toy), "--json", "--policy", "online"]
+    command = ["bench", "reuse", "--trace", str(toy), "--json", "--policy", "online,none"]
     command += ["--k", "1,3", "--cache-tokens", "inf,90", "--ablate", "order"]
     assert main(command) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -43,7 +43,7 @@ def test_lists_make_every_combination_and_ablation_an_arm_each(
         (k, cache, policy)
         for k in (1, 3)
         for cache in (None, 90)
-        for policy in ("online", "online-order")
+        for policy in ("online", "online-order", "none")
     ]
 
 

@@ -24,6 +24,7 @@ class Ablated:
         self._inner = inner
         self._without = without
         self.plans = inner.plans and without != "leaders"
+        self.by_capacity = inner.by_capacity
 
     def arrange(self, requests: Sequence[TraceRequest]) -> list[TraceRequest]:
         """The inner arrangement, its contexts or its sequence undone."""

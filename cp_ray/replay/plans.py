@@ -19,6 +19,7 @@ class PaperOffline(AsTheyCame):
     """Policy `paper_offline`: Algorithm 4 (average linkage on Eq. 1), then Algorithm 5."""
 
     plans = True
+    by_capacity = False
 
     def arrange(self, requests: Sequence[TraceRequest]) -> list[TraceRequest]:
         """Aligned contexts, grouped by branch. O(n^2) memory in distinct contexts."""
@@ -42,6 +43,7 @@ class PlanFile(AsTheyCame):
     """Policy `plan:FILE`: JSON lines of {request_id, context}, in the order of sending."""
 
     plans = True
+    by_capacity = False
 
     def __init__(self, file: Path) -> None:
         if not file.is_file():

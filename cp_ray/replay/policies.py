@@ -56,9 +56,11 @@ class Policy(Protocol):
     """Orders one window after the other, and hears what became of it.
 
     plans: whether it orders or schedules ahead, so that followers can be held for their leader.
+    by_capacity: whether `arrange` depends on the size of the cache.
     """
 
     plans: bool
+    by_capacity: bool
 
     def arrange(self, requests: Sequence[TraceRequest]) -> list[TraceRequest]:
         """The whole trace as it shall arrive: offline policies change it, others do not.
@@ -85,6 +87,7 @@ class AsTheyCame:
     """Policy `none`."""
 
     plans = False
+    by_capacity = True
 
     def arrange(self, requests: Sequence[TraceRequest]) -> list[TraceRequest]:
         """No change."""
@@ -111,6 +114,7 @@ class Frequency(AsTheyCame):
     """Policy `frequency`: sees the whole trace before the first request goes."""
 
     plans = True
+    by_capacity = False
 
     def arrange(self, requests: Sequence[TraceRequest]) -> list[TraceRequest]:
         """Each context by falling frequency, then requests so that equal prefixes meet."""

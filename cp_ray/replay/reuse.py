@@ -149,10 +149,10 @@ class Bench:
         )
 
     def _arrange(self, name: str, policy: Policy, trace: Trace, options: ReuseOptions) -> _Arranged:
-        """An offline arrangement may depend on the cache's size, not on what is in flight."""
+        """Made once: it does not depend on what is in flight, nor on the sharing."""
         kept = ReuseOptions(
             options.trace,
-            cache_tokens=options.cache_tokens,
+            cache_tokens=options.cache_tokens if policy.by_capacity else None,
             k=options.k,
             requests=options.requests,
         )

@@ -18,7 +18,23 @@ from benchmarks.reuse_table import (
 )
 
 SHORT = {"plan": "authors' plan", "paper_offline": "paper offline", "radix_lpm": "radix lpm"}
-COLOURS = ("#999999", "#c49a6c", "#7a9e7e", "#4c72b0", "#c44e52", "#8172b2", "#64b5cd", "#dd8452")
+COLOURS = (
+    "#333333",
+    "#999999",
+    "#c49a6c",
+    "#7a9e7e",
+    "#4c72b0",
+    "#c44e52",
+    "#8172b2",
+    "#64b5cd",
+    "#dd8452",
+)
+
+
+def shown_policies(cells: Sequence[Cell]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Those of each class that were measured at all."""
+    there = {cell.policy for cell in cells}
+    return tuple(n for n in ONLINE if n in there), tuple(n for n in OFFLINE if n in there)
 
 
 def tables(cells: Sequence[Cell]) -> str:
@@ -27,6 +43,7 @@ def tables(cells: Sequence[Cell]) -> str:
 
 def _every_cell(cells: Sequence[Cell]) -> str:
     at = {cell.place: cell for cell in cells}
+    online, offline = shown_policies(cells)
     lines = [
         "## Every cell",
         "",
@@ -35,16 +52,16 @@ def _every_cell(cells: Sequence[Cell]) -> str:
         "its class in the row, and what is within 0.2 points of it.",
         "",
         "| trace (seen before) | cache | in flight | "
-        + " | ".join(SHORT.get(name, name) for name in (*ONLINE, *OFFLINE))
+        + " | ".join(SHORT.get(name, name) for name in (*online, *offline))
         + " |",
-        "| --- | ---: | ---: | " + " | ".join("---:" for _ in (*ONLINE, *OFFLINE)) + " |",
+        "| --- | ---: | ---: | " + " | ".join("---:" for _ in (*online, *offline)) + " |",
     ]
     for trace in TRACES:
         for cache in CACHES:
             for in_flight, sharing in IN_FLIGHT:
                 row = {
                     name: at.get((trace, name, cache, in_flight, sharing))
-                    for name in (*ONLINE, *OFFLINE)
+                    for name in (*online, *offline)
                 }
                 ceiling = next((cell.ceiling for cell in row.values() if cell), None)
                 if ceiling is None:
@@ -52,7 +69,7 @@ def _every_cell(cells: Sequence[Cell]) -> str:
                 marks = [f"{trace} ({ceiling:.1%})", SHOWN[cache]]
                 marks.append("1" if in_flight == 1 else f"{in_flight} {sharing[0]}")
                 lines.append(
-                    "| " + " | ".join((*marks, *_bold(row, ONLINE), *_bold(row, OFFLINE))) + " |"
+                    "| " + " | ".join((*marks, *_bold(row, online), *_bold(row, offline))) + " |"
                 )
     return "\n".join((*lines, ""))
 
@@ -72,6 +89,7 @@ def _bold(row: dict[str, Cell | None], names: Sequence[str]) -> list[str]:
 
 def _halves(cells: Sequence[Cell]) -> str:
     at = {cell.place: cell for cell in cells}
+    online, offline = shown_policies(cells)
     lines = [
         "## First and second half",
         "",
@@ -79,13 +97,13 @@ def _halves(cells: Sequence[Cell]) -> str:
         "trace, one at a time, 400k tokens. Both belong to one replay: the second half meets the "
         "cache and the index that the first has filled.",
         "",
-        "| trace | " + " | ".join(SHORT.get(n, n) for n in (*ONLINE, *OFFLINE)) + " |",
-        "| --- | " + " | ".join("---:" for _ in (*ONLINE, *OFFLINE)) + " |",
+        "| trace | " + " | ".join(SHORT.get(n, n) for n in (*online, *offline)) + " |",
+        "| --- | " + " | ".join("---:" for _ in (*online, *offline)) + " |",
     ]
     for trace in TRACES:
         shown = [
             f"{cell.first_half * 100:.1f} / {cell.second_half * 100:.1f}" if cell else ""
-            for name in (*ONLINE, *OFFLINE)
+            for name in (*online, *offline)
             for cell in (at.get((trace, name, "400000", 1, "step")),)
         ]
         if any(shown):
@@ -133,7 +151,8 @@ def plots(cells: Sequence[Cell], folder: Path) -> None:
     from matplotlib.figure import Figure
 
     at = {cell.place: cell for cell in cells}
-    names = (*ONLINE, *OFFLINE)
+    online, offline = shown_policies(cells)
+    names = (*online, *offline)
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     axes = figure.subplots()
     width = 0.9 / len(names)

@@ -21,6 +21,7 @@ import msgspec
 from tqdm import tqdm
 
 from cp_ray.core.prefix_cache import Sharing
+from cp_ray.replay.registry import ALL
 from cp_ray.replay.reuse import Bench, ReuseOptions
 
 ROOT = Path(__file__).parents[1]
@@ -53,7 +54,8 @@ IN_FLIGHT: tuple[tuple[int, Sharing], ...] = (
 )
 """One at a time, both ways of sharing are the same."""
 ONLINE = ("none", "radix_lpm", "lmcache", "paper", "online")
-OFFLINE = ("frequency", "paper_offline", "plan")
+OFFLINE = ("frequency", "paper_offline", "plan", "offline")
+"""Names that `bench reuse` does not know yet are left out."""
 AUTHORS = "authors_plan.jsonl.gz"
 
 Place = tuple[str, str, str, int, Sharing]
@@ -96,7 +98,8 @@ def write_cells(cells: list[Cell]) -> None:
 def wanted(policies: tuple[str, ...]) -> Iterator[Place]:
     for trace, path in TRACES.items():
         for policy in policies:
-            if policy == "plan" and not (DATA / path / AUTHORS).exists():
+            known = (DATA / path / AUTHORS).exists() if policy == "plan" else policy in ALL
+            if not known:
                 continue
             for cache in CACHES:
                 for in_flight, sharing in IN_FLIGHT:

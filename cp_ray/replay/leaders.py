@@ -50,16 +50,3 @@ def hold_followers(window: Sequence[Sent], held: Callable[[Sent], int]) -> list[
         else:
             released.append(sent)
     return released
-
-
-def rounds(window: Sequence[Sent]) -> list[list[Sent]]:
-    """Who goes together: each follower one round after its leader, in the order given."""
-    depth: dict[RequestId, int] = {}
-    found: list[list[Sent]] = []
-    for sent in window:
-        place = 0 if sent.after is None else depth[sent.after] + 1
-        depth[sent.request.request_id] = place
-        if place == len(found):
-            found.append([])
-        found[place].append(sent)
-    return found

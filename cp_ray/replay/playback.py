@@ -12,7 +12,7 @@ from tqdm import tqdm
 from cp_ray.core.types import RequestId
 from cp_ray.errors import ConfigError
 from cp_ray.replay.conversations import SideBySide, pieces_of
-from cp_ray.replay.leaders import hold_followers, rounds
+from cp_ray.replay.leaders import hold_followers
 from cp_ray.replay.policies import Policy, Sent
 from cp_ray.replay.tiers import Cache
 from cp_ray.replay.trace import TraceRequest
@@ -69,12 +69,10 @@ class Playback:
         if self._leaders:
             planned = hold_followers(planned, lambda sent: self._cache.lookup(pieces_of(sent)))
         self.windows += 1
-        for together in rounds(planned):
-            self.rounds += 1
-            for sent in together:
-                self._admit(sent)
-            for sent in together:
-                self._cache.prefilled(sent.request.request_id)
+        pending = list(planned)
+        cold = {sent.request.request_id for sent in planned}
+        while pending:
+            pending = self._round(pending, cold)
         while self._running:
             self._finish_oldest()
         for sent in planned:
@@ -83,7 +81,31 @@ class Playback:
         if evictions:
             self._policy.evicted(evictions)
 
-    def _admit(self, sent: Sent) -> None:
+    def _round(self, pending: list[Sent], cold: set[RequestId]) -> list[Sent]:
+        """Prefill together what has no cold leader, in order, while there is room; the rest.
+
+        cold: requests of the window whose prefill is not done.
+        """
+        left: list[Sent] = []
+        together: list[Sent] = []
+        for place, sent in enumerate(pending):
+            if sent.after in cold:
+                left.append(sent)
+            elif self._admit(sent):
+                together.append(sent)
+            else:
+                left += pending[place:]
+                break
+        if not together:
+            self._finish_oldest()
+            return left
+        self.rounds += 1
+        for sent in together:
+            self._cache.prefilled(sent.request.request_id)
+            cold.discard(sent.request.request_id)
+        return left
+
+    def _admit(self, sent: Sent) -> bool:
         request = sent.request
         pieces = pieces_of(sent)
         prompt = sum(length for _, length in pieces)
@@ -93,11 +115,13 @@ class Playback:
                 "give the cache more",
                 param="cache_tokens",
             )
-        while (cached := self._cache.admit(request.request_id, pieces)) is None:
-            self._finish_oldest()
+        cached = self._cache.admit(request.request_id, pieces)
+        if cached is None:
+            return False
         self._running.append((sent, cached))
         blocks = prompt if request.history else sum(request.block_tokens)
         self.played.append(Played(request.request_id, blocks, min(cached, blocks), prompt - cached))
+        return True
 
     def _plan(self, window: Sequence[TraceRequest]) -> list[Sent]:
         if self.windows % TIMED:

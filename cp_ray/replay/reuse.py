@@ -1,7 +1,8 @@
 """`cp-ray bench reuse`: which share of a trace's block tokens one cache gives back, by policy.
 
 Exact by tokens (pages of one), no time: windows of `in_flight` requests are admitted together,
-then end together. Where the cache cannot hold a whole window, its first requests end earlier.
+then end together. Where the cache cannot hold a whole window, the rest of it waits, as in an
+engine's queue, until its first requests have ended.
 """
 
 from __future__ import annotations
@@ -56,9 +57,10 @@ class ReuseRow(msgspec.Struct, frozen=True):
 
     first_half, second_half: hit ratios of the requests that arrived in that half of the trace.
     prefill_tokens: computed per request, questions included. rounds: prefills one after the other
-    per window; more than one where followers waited for a leader. plan_us: the policy's own CPU
-    time per request (of one window in five, or the whole trace's, divided). With conversations,
-    hits are shares of whole prompts, earlier turns included, and there is no ceiling.
+    per window; more than one where followers waited for a leader, or requests for room. plan_us:
+    the policy's own CPU time per request (of one window in five, or the whole trace's, divided).
+    With conversations, hits are shares of whole prompts, earlier turns included, and there is no
+    ceiling.
     """
 
     policy: str

@@ -54,7 +54,7 @@ class Engine:
             )
         events.append(self._stored(names, which * 1000 + SHARED - 1, own))
         self._held.extend(reversed(names))
-        blocks = sum(len(event["block_hashes"]) for event in events)  # type: ignore[arg-type]
+        blocks = sum(len(event["block_hashes"]) for event in events)  # type: ignore[arg-type, misc]
         payload = msgpack.packb([time.time(), events, 0])
         return self._prefixes[which] + own, payload, blocks
 

@@ -108,8 +108,8 @@ async def _send(client: httpx.AsyncClient, item: Item) -> Json:
     except (httpx.HTTPError, ValueError) as error:
         fault = {"message": f"{client.base_url}{route}: {error!r}", "type": "connection_error"}
         return {"custom_id": item.id, "response": None, "error": fault}
-    error = answer.get("error") if isinstance(answer, dict) else None
-    return {"custom_id": item.id, "response": None if error else answer, "error": error}
+    refused = answer.get("error") if isinstance(answer, dict) else None
+    return {"custom_id": item.id, "response": None if refused else answer, "error": refused}
 
 
 def _create(path: Path) -> IO[bytes]:

@@ -30,6 +30,9 @@ def _parser() -> argparse.ArgumentParser:
     _run_batch(commands.add_parser("run-batch", help="offline mode: plan or run a file"))
     _coa(commands.add_parser("coa", help="Chain-of-Agents over one long document"))
     _doctor(commands.add_parser("doctor", help="what is missing here, and what to do about it"))
+    trace = commands.add_parser("trace", help="workloads").add_subparsers(required=True)
+    _trace_import(trace.add_parser("import", help="public files to a trace"))
+    _trace_stats(trace.add_parser("stats", help="how much a trace repeats (paper figure 3)"))
     bench = commands.add_parser("bench", help="measure").add_subparsers(required=True)
     _bench_index(bench.add_parser("index", help="cost of the index per request"))
     _bench_reuse(bench.add_parser("reuse", help="hit ratio of policies on a trace"))
@@ -133,12 +136,15 @@ def _bench_index(parser: argparse.ArgumentParser) -> None:
 
 def _bench_reuse(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, required=True, help="folder or file")
-    parser.add_argument("--policy", default="none,frequency,paper")
-    parser.add_argument("--cache-tokens", default="inf")
-    parser.add_argument("--in-flight", type=int, default=1)
+    parser.add_argument("--policy", default="none,frequency,paper", help="names, or plan:FILE")
+    parser.add_argument("--ablate", default="", help="also without these: order,schedule,leaders")
+    parser.add_argument("--cache-tokens", default="inf", help="N or inf; or several, by commas")
+    parser.add_argument("--in-flight", default="1", help="requests together; or several")
     parser.add_argument("--in-flight-sharing", choices=("step", "finished"), default="step")
-    parser.add_argument("--k", type=int)
+    parser.add_argument("--conversations", help="replay so many side by side; or several")
+    parser.add_argument("--k", help="only the first K blocks of each context; or several")
     parser.add_argument("--requests", type=int, help="only the first N")
+    parser.add_argument("--series", action="store_true", help="the hit ratio over time as well")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plot", type=Path)
 
@@ -163,9 +169,40 @@ def _bench_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true")
 
     def run(args: argparse.Namespace) -> int:
-        from cp_ray.replay.command import run_engine
+        from cp_ray.replay.engine_command import run_engine
 
         return run_engine(args)
+
+    parser.set_defaults(run=run)
+
+
+def _trace_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", type=Path, help="file or folder as published")
+    parser.add_argument("--format", required=True, help="docs/traces.md lists them")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="a new folder")
+    parser.add_argument("--k", type=int, default=15, help="blocks to retrieve per question")
+    parser.add_argument("--words", type=int, help="words of a block, where texts are cut")
+    parser.add_argument("--overlap", type=int, help="words that neighbours share")
+    parser.add_argument("--tokenizer", type=Path, help="tokenizer.json; else 4 bytes a token")
+    parser.add_argument("--blocks", type=Path, help="blocks.tsv of another folder (format cp_ray)")
+
+    def run(args: argparse.Namespace) -> int:
+        from cp_ray.replay.command import run_import
+
+        return run_import(args)
+
+    parser.set_defaults(run=run)
+
+
+def _trace_stats(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("trace", type=Path, nargs="+", help="folders or files")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--plot", type=Path)
+
+    def run(args: argparse.Namespace) -> int:
+        from cp_ray.replay.command import run_stats
+
+        return run_stats(args)
 
     parser.set_defaults(run=run)
 

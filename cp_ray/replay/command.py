@@ -1,73 +1,122 @@
-"""`cp-ray bench reuse` and `bench engine` between the command line and what they call."""
+"""`cp-ray bench reuse` and `cp-ray trace` between the command line and the functions."""
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
+from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
 from cp_ray.errors import ConfigError
-from cp_ray.replay.engine_bench import EngineBenchOptions, EngineRow, bench_engine
-from cp_ray.replay.report import as_json, plot, table
-from cp_ray.replay.reuse import ReuseOptions, bench_reuse
+from cp_ray.replay.ablation import PARTS
+from cp_ray.replay.registry import parts_of
+from cp_ray.replay.reuse import Bench, ReuseOptions, ReuseRow
+
+T = TypeVar("T")
 
 
 def run_reuse(args: argparse.Namespace) -> int:
-    """Replay, print the rows, draw the plot if one is asked for; the exit status."""
-    rows = bench_reuse(
-        ReuseOptions(
-            trace=args.trace,
-            policies=tuple(name.strip() for name in args.policy.split(",") if name.strip()),
-            cache_tokens=parse_cache_tokens(args.cache_tokens),
-            in_flight=args.in_flight,
-            in_flight_sharing=args.in_flight_sharing,
-            k=args.k,
-            requests=args.requests,
-        )
+    """Replay every combination, print the rows, draw the plot if asked; the exit status."""
+    from cp_ray.replay.report import as_json, plot, table
+
+    options = ReuseOptions(
+        trace=args.trace,
+        policies=_with_arms(args.policy, args.ablate),
+        in_flight_sharing=args.in_flight_sharing,
+        requests=args.requests,
+        series=args.series,
     )
+    rows: list[ReuseRow] = []
+    bench = Bench()
+    for k, cache_tokens, in_flight, conversations in itertools.product(
+        listed("k", args.k, number),
+        listed("cache-tokens", args.cache_tokens, parse_cache_tokens),
+        listed("in-flight", args.in_flight, number),
+        listed("conversations", args.conversations, number),
+    ):
+        rows += bench.run(
+            msgspec.structs.replace(
+                options,
+                k=k,
+                cache_tokens=cache_tokens,
+                in_flight=in_flight,
+                conversations=conversations,
+            )
+        )
     sys.stdout.write((as_json(rows) if args.json else table(rows)) + "\n")
     if args.plot:
         plot(rows, args.plot)
     return 0
 
 
-def run_engine(args: argparse.Namespace) -> int:
-    """Run the trace through the engine, print the rows; the exit status."""
-    rows = bench_engine(
-        EngineBenchOptions(
-            engine=args.engine,
-            trace=args.trace,
-            policies=tuple(name.strip() for name in args.policy.split(",") if name.strip()),
-            requests=args.requests,
-            concurrency=args.concurrency,
-            cache_tokens=args.cache_tokens,
-            length_scale=args.length_scale,
-            abort_share=args.abort_share,
-            model=args.model,
-        )
+def run_import(args: argparse.Namespace) -> int:
+    """Write a trace folder; the exit status."""
+    from cp_ray.replay.importing import ImportOptions, import_trace
+
+    options = ImportOptions(
+        source=args.source,
+        kind=args.format,
+        output=args.output,
+        k=args.k,
+        words=args.words,
+        overlap=args.overlap,
+        tokenizer=args.tokenizer,
+        blocks=args.blocks,
     )
-    if args.json:
-        sys.stdout.write(msgspec.json.encode(rows).decode() + "\n")
-        return 0
-    names = EngineRow.__struct_fields__
-    width = max(map(len, names))
-    for row in rows:
-        lines = (f"{name:<{width}} {_shown(getattr(row, name))}" for name in names)
-        sys.stdout.write("\n".join(lines) + "\n\n")
+    sys.stdout.write(import_trace(options) + "\n")
     return 0
 
 
-def _shown(value: object) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+def run_stats(args: argparse.Namespace) -> int:
+    """Print one column a trace, draw the plot if asked; the exit status."""
+    from cp_ray.replay.stats import as_table, plot_stats, trace_stats
+    from cp_ray.replay.trace import read_trace
+
+    stats = [trace_stats(read_trace(path)) for path in args.trace]
+    text = msgspec.json.encode(stats).decode() if args.json else as_table(stats)
+    sys.stdout.write(text + "\n")
+    if args.plot:
+        plot_stats(stats, args.plot)
+    return 0
 
 
-def parse_cache_tokens(text: str) -> int | None:
+def parse_cache_tokens(flag: str, text: str) -> int | None:
     """Tokens, or None for `inf`."""
     if text == "inf":
         return None
     if text.isascii() and text.isdigit():
         return int(text)
     raise ConfigError(
-        f"--cache-tokens: {text!r} is neither a number of tokens nor 'inf'", param="cache_tokens"
+        f"--{flag}: {text!r} is neither a number of tokens nor 'inf'", param="cache_tokens"
+    )
+
+
+def number(flag: str, text: str) -> int:
+    """A whole number."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    raise ConfigError(f"--{flag}: {text!r} is not a number", param=flag.replace("-", "_"))
+
+
+def listed(flag: str, text: str | None, parse: Callable[[str, str], T]) -> list[T] | list[None]:
+    """Every value of an option that takes several, by commas; [None] where it is not given."""
+    if text is None:
+        return [None]
+    return [parse(flag, part.strip()) for part in text.split(",") if part.strip()]
+
+
+def _with_arms(policies: str, ablate: str) -> tuple[str, ...]:
+    """Each policy, followed by itself without each of the parts that it has."""
+    parts = [part.strip() for part in ablate.split(",") if part.strip()]
+    for part in parts:
+        if part not in PARTS:
+            raise ConfigError(f"--ablate: {part!r} is not one of {', '.join(PARTS)}")
+    names = [name.strip() for name in policies.split(",") if name.strip()]
+    return tuple(
+        arm
+        for name in names
+        for arm in (name, *(f"{name}-{part}" for part in parts if part in parts_of(name)))
     )

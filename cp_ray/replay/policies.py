@@ -8,12 +8,13 @@ whole trace (core/merging.py), depth first.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import msgspec
 
+from cp_ray.core.dedup import deduplicate
 from cp_ray.core.index import ContextIndex
 from cp_ray.core.merging import THOROUGH, merge
 from cp_ray.core.scheduling import schedule
@@ -27,9 +28,9 @@ from cp_ray.core.types import (
     PlanRequest,
     ReplicaId,
     ReplicaInfo,
+    RequestId,
     Settled,
 )
-from cp_ray.errors import ConfigError
 from cp_ray.replay.trace import TraceRequest
 
 _REPLICA = ReplicaId("replay")
@@ -37,18 +38,43 @@ _HEAD = HeadId("replay")
 _NO_LIMIT = 1 << 62
 
 
+Held = Callable[[TraceRequest], int]
+"""Leading tokens of a prompt that the cache has now."""
+
+
 class Sent(msgspec.Struct, frozen=True):
-    """A request with its blocks as they go to the engine. context: a permutation of its own."""
+    """A request with its blocks as they go to the engine.
+
+    context: a permutation of its own, less those `repeated`, which the conversation holds already
+    and which are only referred to. after: goes when that request's prefill is done.
+    """
 
     request: TraceRequest
     context: Context
+    repeated: Context = ()
+    after: RequestId | None = None
 
 
 class Policy(Protocol):
-    """Orders one window after the other, and hears what became of it."""
+    """Orders one window after the other, and hears what became of it.
+
+    plans: whether it orders or schedules ahead, so that followers can be held for their leader.
+    by_capacity: whether `arrange` depends on the size of the cache.
+    """
+
+    plans: bool
+    by_capacity: bool
 
     def arrange(self, requests: Sequence[TraceRequest]) -> list[TraceRequest]:
-        """The whole trace as it shall arrive: offline policies change it, others do not."""
+        """The whole trace as it shall arrive: offline policies change it, others do not.
+
+        A fresh policy may be given an earlier one's answer, so it leaves nothing behind in self.
+        """
+
+    def take(
+        self, waiting: deque[TraceRequest], count: int, held: Held, /
+    ) -> Sequence[TraceRequest]:
+        """Remove the next window, at most `count` requests, from those that wait."""
 
     def plan(self, window: Sequence[TraceRequest]) -> list[Sent]:
         """Requests of one window, in the order of sending."""
@@ -63,9 +89,18 @@ class Policy(Protocol):
 class AsTheyCame:
     """Policy `none`."""
 
+    plans = False
+    by_capacity = True
+
     def arrange(self, requests: Sequence[TraceRequest]) -> list[TraceRequest]:
         """No change."""
         return list(requests)
+
+    def take(
+        self, waiting: deque[TraceRequest], count: int, _held: Held, /
+    ) -> Sequence[TraceRequest]:
+        """First come, first served."""
+        return [waiting.popleft() for _ in range(min(count, len(waiting)))]
 
     def plan(self, window: Sequence[TraceRequest]) -> list[Sent]:
         """No change."""
@@ -81,6 +116,9 @@ class AsTheyCame:
 class Frequency(AsTheyCame):
     """Policy `frequency`: sees the whole trace before the first request goes."""
 
+    plans = True
+    by_capacity = False
+
     def arrange(self, requests: Sequence[TraceRequest]) -> list[TraceRequest]:
         """Each context by falling frequency, then requests so that equal prefixes meet."""
         count = Counter(block for request in requests for block in request.context)
@@ -89,11 +127,10 @@ class Frequency(AsTheyCame):
         rank = {block: place for place, block in enumerate(by_rank)}
         keyed = []
         for request in requests:
-            lengths = dict(zip(request.context, request.block_tokens, strict=True))
-            context = tuple(sorted(request.context, key=rank.__getitem__))
-            tokens = tuple(lengths[block] for block in context)
-            moved = msgspec.structs.replace(request, context=context, block_tokens=tokens)
-            keyed.append(([rank[block] for block in context], moved))
+            context = request.context
+            if request.movable:
+                context = tuple(sorted(context, key=rank.__getitem__))
+            keyed.append(([rank[block] for block in context], request.reordered(context)))
         keyed.sort(key=lambda pair: pair[0])
         return [request for _, request in keyed]
 
@@ -123,6 +160,8 @@ class Offline(AsTheyCame):
 class Indexed(AsTheyCame):
     """Policies `paper` and `online`: one ContextIndex in front of one replica."""
 
+    plans = True
+
     def __init__(self, search: Literal["paper", "exact"], capacity_tokens: int | None) -> None:
         self._index = ContextIndex(search=search, max_records=_NO_LIMIT)
         self._index.set_replicas([ReplicaInfo(_REPLICA, 1, capacity_tokens or _NO_LIMIT)])
@@ -130,12 +169,18 @@ class Indexed(AsTheyCame):
         self._seq = 0
 
     def plan(self, window: Sequence[TraceRequest]) -> list[Sent]:
-        """Order each context behind what the replica holds, then schedule the window."""
+        """Order each context behind what the replica holds, then schedule the window.
+
+        Blocks that the conversation's earlier turns hold are left out (Algorithm 3).
+        """
         self._now += 1.0
         asked = {request.request_id: request for request in window}
         steps = self._index.plan([_plan_request(request) for request in window], self._now)
-        groups = schedule(steps)
-        return [Sent(asked[step.request_id], step.context) for group in groups for step in group]
+        return [
+            Sent(asked[step.request_id], step.context, _repeated(asked[step.request_id]))
+            for group in schedule(steps)
+            for step in group
+        ]
 
     def settled(self, sent: Sent, cached_tokens: int) -> None:
         """Free its load, and count the prediction against the cache."""
@@ -149,14 +194,27 @@ class Indexed(AsTheyCame):
         self._seq += 1
 
 
+def _repeated(request: TraceRequest) -> Context:
+    if request.history is None:
+        return ()
+    return deduplicate(request.context, request.history.seen).repeated
+
+
 def _plan_request(request: TraceRequest) -> PlanRequest:
+    """A later turn's head is its own, and extends the prompt of the turn before."""
+    history = request.history
+    lengths = request.lengths
+    repeated = _repeated(request)
+    new = tuple(block for block in request.context if block not in repeated)
     return PlanRequest(
         request_id=request.request_id,
-        head=_HEAD,
-        head_tokens=0,
-        context=request.context,
-        block_tokens=request.block_tokens,
+        head=HeadId(f"after {history.predecessor}") if history else _HEAD,
+        head_tokens=history.tokens if history else 0,
+        context=new,
+        block_tokens=tuple(lengths[block] for block in new),
         tail_tokens=request.question_tokens,
+        movable=request.movable,
+        predecessor=history.predecessor if history else None,
     )
 
 
@@ -167,11 +225,5 @@ POLICIES: dict[str, Callable[[int | None], Policy]] = {
     "offline": lambda _: Offline(),
     "online": lambda capacity: Indexed("exact", capacity),
 }
-"""Name to maker; the argument is the cache's capacity in tokens, None = without limit."""
-
-
-def make_policy(name: str, capacity_tokens: int | None) -> Policy:
-    """A fresh policy; ConfigError names those there are."""
-    if name not in POLICIES:
-        raise ConfigError(f"--policy: {name!r} is not one of {', '.join(POLICIES)}", param="policy")
-    return POLICIES[name](capacity_tokens)
+"""Name to maker; the argument is the cache's capacity in tokens, None = without limit. The
+baselines that no index serves are in registry.py."""

@@ -140,8 +140,8 @@ class ChannelMachine(RuleBasedStateMachine):
                 self.index.apply(self.answer(request))
         assert self.index.replicas.believed(R)
         believed = {request: record.tokens_left for request, record in self.index._records.items()}
-        for request, left in believed.items():
-            assert self.replica.held.get(request) == left, "a ghost, or less than is there"
+        for name, left in believed.items():
+            assert self.replica.held.get(name) == left, "a ghost, or less than is there"
         if not gaps:
             kept = {name: left for name, left in self.replica.held.items() if left >= HEAD}
             assert believed == kept, "in order, nothing is forgotten without a reason"

@@ -11,8 +11,10 @@ import pytest
 
 from cp_ray.core.types import BlockId, RequestId
 from cp_ray.errors import ConfigError
+from cp_ray.replay.ablation import PARTS
 from cp_ray.replay.command import parse_cache_tokens
-from cp_ray.replay.policies import POLICIES, make_policy
+from cp_ray.replay.policies import POLICIES
+from cp_ray.replay.registry import ALL, make_policy
 from cp_ray.replay.report import plot, table
 from cp_ray.replay.reuse import ReuseOptions, bench_reuse
 from cp_ray.replay.trace import TraceRequest, read_trace
@@ -67,11 +69,13 @@ def test_order_reuses_what_the_original_order_does_not(toy: Path):
     assert found["frequency"] == found["paper"] == found["online"] == pytest.approx(90 / 150)
 
 
-def test_siblings_in_flight_miss_together_only_where_finished_prefixes_are_shared(toy: Path):
+def test_siblings_in_flight_miss_together_unless_a_leader_goes_first(toy: Path):
     step = hits(toy, policies=("online",), in_flight=5)
     finished = hits(toy, policies=("online",), in_flight=5, in_flight_sharing="finished")
     assert step["online"] == pytest.approx(90 / 150)
-    assert finished["online"] == 0
+    assert finished["online"] == pytest.approx(90 / 150)  # leaders went first
+    held = hits(toy, policies=("online-leaders",), in_flight=5, in_flight_sharing="finished")
+    assert held["online-leaders"] == 0
 
 
 def test_a_cache_too_small_for_the_window_still_serves_it(toy: Path):
@@ -88,7 +92,8 @@ def test_a_policy_hears_of_evictions_and_counts_on_nothing_that_is_gone(toy: Pat
 
 def test_every_policy_only_moves_blocks_and_requests(toy: Path):
     trace = read_trace(toy)
-    for name in POLICIES:
+    arms = [f"{name}-{part}" for name in ALL for part in PARTS]
+    for name in (*ALL, *arms):
         policy = make_policy(name, None)
         arranged = policy.arrange(trace.requests)
         sent = policy.plan(arranged)
@@ -126,9 +131,10 @@ def test_an_option_that_cannot_work_is_named(toy: Path, options: dict[str, objec
 
 
 def test_cache_tokens_are_a_number_or_inf():
-    assert (parse_cache_tokens("inf"), parse_cache_tokens("12")) == (None, 12)
+    flag = "cache-tokens"
+    assert (parse_cache_tokens(flag, "inf"), parse_cache_tokens(flag, "12")) == (None, 12)
     with pytest.raises(ConfigError, match="neither a number"):
-        parse_cache_tokens("lots")
+        parse_cache_tokens(flag, "lots")
 
 
 def test_table_and_plot_show_every_row(toy: Path, tmp_path: Path):
@@ -161,6 +167,7 @@ def test_the_command_prints_rows_as_json(toy: Path):
     rows = json.loads(done.stdout)
     assert [row["policy"] for row in rows] == ["none", "paper"]
     assert set(rows[0]) == {
-        *("policy", "trace", "requests", "cache_tokens", "in_flight"),
-        *("hit_ratio", "ceiling", "plan_us_p50", "plan_us_p99"),
+        *("policy", "trace", "requests", "k", "cache_tokens", "in_flight", "in_flight_sharing"),
+        *("conversations", "hit_ratio", "first_half", "second_half", "ceiling"),
+        *("prefill_tokens", "rounds", "plan_us_p50", "plan_us_p99", "series"),
     }

@@ -27,7 +27,7 @@ from cp_ray.workers.models import resolve_model
 WORDS = ["time", "people", "water", "house", "world", "school", "state", "family", "country"]
 WORDS += ["problem", "hand", "part", "place", "case", "week", "company", "system", "question"]
 WORDS += ["work", "night", "point", "home", "room", "area", "money", "story", "fact", "month"]
-DOCUMENTS, WORDS_PER_DOCUMENT = 8, 48
+DOCUMENTS, WORDS_PER_DOCUMENT = 10, 80
 
 
 def main() -> int:

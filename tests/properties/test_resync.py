@@ -139,9 +139,10 @@ class ChannelMachine(RuleBasedStateMachine):
             for request in self.index.dump_requests(self.now):
                 self.index.apply(self.answer(request))
         assert self.index.replicas.believed(R)
-        believed = {request: record.tokens_left for request, record in self.index._records.items()}
-        for request, left in believed.items():
-            assert self.replica.held.get(request) == left, "a ghost, or less than is there"
+        records = self.index._records
+        believed = {name: record.tokens_left for name, record in records.items()}
+        for name, left in believed.items():
+            assert self.replica.held.get(name) == left, "a ghost, or less than is there"
         if not gaps:
             kept = {name: left for name, left in self.replica.held.items() if left >= HEAD}
             assert believed == kept, "in order, nothing is forgotten without a reason"

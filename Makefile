@@ -58,11 +58,11 @@ $(READY): requirements/cpu.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
 	  || { echo "no venv module: apt install python3-venv, then again"; exit 1; }
 	@echo "Installing about 210 packages into $(VENV) (3 GB, once, about 4 minutes) ..."
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps \
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps \
 	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "torch==2.13.0+cpu" \
 	  || { echo "no CPU build of torch found: pass the CPU wheel index that PyTorch's install page names, make TORCH_INDEX=URL $(MAKECMDGOALS)"; exit 1; }
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/cpu.lock
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -e .
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -r requirements/cpu.lock
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -e .
 	@touch $@
 
 clean:

@@ -1,7 +1,8 @@
-"""Offline mode: a file of requests is ordered and scheduled before any is sent (paper section 2).
+"""Offline mode: a file of requests is scheduled before any is sent (paper section 2).
 
-Input: JSON lines, each the body of a chat completion or completion with `documents`. Output of
-planning: the same bodies, documents in prefix-aligned order, in the order of sending.
+A line of the input is the body of a chat completion or completion with `documents`, or a line of
+OpenAI's batch format, `{"custom_id": .., "body": {..}}`. Bodies keep their documents as ranked:
+the router orders them, by the index this module writes, and tells the model the ranking.
 """
 
 from __future__ import annotations
@@ -10,114 +11,142 @@ import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
+import msgspec
 from tqdm import tqdm
 
 from cp_ray.config import AppConfig
 from cp_ray.core.index import ContextIndex
 from cp_ray.core.scheduling import schedule
-from cp_ray.core.types import BlockId, RequestId, Step
+from cp_ray.core.types import Context, RequestId
 from cp_ray.errors import ConfigError, InvalidRequest
 from cp_ray.router.api import ChatRequest, CompletionRequest
 from cp_ray.router.assembly import blocks_of
 from cp_ray.router.auth import DEFAULT, Tenant
 from cp_ray.router.limits import parse, read_json
 
-Body = dict[str, Any]
+Json = dict[str, Any]
 TIMEOUT_S = 600.0
 
 
-def plan_batch(source: Path, index_file: Path | None = None) -> list[Body]:
-    """Algorithms 4 and 5 over the file; writes the offline index where asked for.
+class Item(msgspec.Struct, frozen=True):
+    """One request of the file. id: its custom_id, or "line-N". line: as it stood."""
 
-    The index is for `index=FILE`: it then gives online requests the same orders. Raises
-    ConfigError naming file and line.
+    id: str
+    body: Json
+    line: str
+
+
+def plan_batch(source: Path, index: Path | None = None, tenant: str = DEFAULT) -> list[Item]:
+    """Algorithms 4 and 5 over the file: its requests in the order of sending.
+
+    index: where to write the offline index; `index=FILE` then gives online requests of `tenant`
+    the same orders. Raises ConfigError naming file and line.
     """
-    bodies = _read(source)
-    documents: list[dict[BlockId, Any]] = [_documents(source, n, b) for n, b in bodies]
-    index = ContextIndex()
-    steps = index.build([tuple(blocks) for blocks in documents])
-    if index_file is not None:
-        index_file.write_bytes(index.offline.dump())
+    items = _read(source)
+    contexts = [_context(source, item, tenant) for item in items]
+    built = ContextIndex()
+    steps = built.build(contexts)
+    if index is not None:
+        with _create(index) as file:
+            file.write(built.offline.dump())
     place: dict[RequestId, int] = {step.request_id: i for i, step in enumerate(steps)}
-    planned = []
-    for group in schedule(_along_the_tree(steps)):
-        for step in group:
-            number = place[step.request_id]
-            ordered = [documents[number][block] for block in step.context]
-            planned.append({**bodies[number][1], "documents": ordered})
-    return planned
+    # Along the tree first: neighbours of one group then share the most.
+    along = sorted(steps, key=lambda step: step.search_path)
+    return [items[place[step.request_id]] for group in schedule(along) for step in group]
 
 
-def send_batch(bodies: Sequence[Body], output: Path, url: str, concurrency: int) -> int:
-    """Send in order, `concurrency` at a time; one line of output per body. 0 when all were ok."""
-    answers = asyncio.run(_send_all(bodies, url, concurrency))
-    output.write_text("".join(json.dumps(answer) + "\n" for answer in answers))
-    failed = sum(1 for answer in answers if "error" in answer)
+def write_plan(items: Sequence[Item], output: Path) -> int:
+    """The lines of the input, in the order of sending."""
+    with _create(output) as file:
+        file.write("".join(item.line + "\n" for item in items).encode())
+    return 0
+
+
+def send_batch(
+    items: Sequence[Item], output: Path, url: str, concurrency: int, api_key: str
+) -> int:
+    """Send in order, `concurrency` at a time; a line per request as each ends. 0: all were ok.
+
+    A line of the output is `{"custom_id": .., "response": body or null, "error": .. or null}`.
+    """
+    with _create(output) as file:
+        failed = asyncio.run(_send_all(items, file, url, concurrency, api_key))
     if failed:
-        print(f"{failed} of {len(answers)} requests failed: see `error` in {output}")  # noqa: T201
+        print(f"{failed} of {len(items)} requests failed: see `error` in {output}")  # noqa: T201
     return 1 if failed else 0
 
 
-async def _send_all(bodies: Sequence[Body], url: str, concurrency: int) -> list[Body]:
-    answers: list[Body] = [{} for _ in bodies]
-    queue = iter(enumerate(bodies))
-    progress = tqdm(total=len(bodies), unit="request")
-    async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:
+async def _send_all(
+    items: Sequence[Item], file: IO[bytes], url: str, concurrency: int, api_key: str
+) -> int:
+    queue = iter(items)
+    failed = 0
+    headers = {"authorization": f"Bearer {api_key}"}
+    with tqdm(total=len(items), unit="request") as progress:
+        async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, headers=headers) as client:
 
-        async def sender() -> None:
-            for number, body in queue:
-                answers[number] = await _send(client, body)
-                progress.update()
+            async def sender() -> None:
+                nonlocal failed
+                for item in queue:
+                    answer = await _send(client, item)
+                    failed += answer["error"] is not None
+                    file.write(json.dumps(answer).encode() + b"\n")
+                    progress.update()
 
-        await asyncio.gather(*(sender() for _ in range(max(1, concurrency))))
-    progress.close()
-    return answers
+            await asyncio.gather(*(sender() for _ in range(max(1, concurrency))))
+    return failed
 
 
-async def _send(client: httpx.AsyncClient, body: Body) -> Body:
-    route = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-    # The order is decided: a router in front keeps it and chooses the replica.
-    sent = {**body, "stream": False}
+async def _send(client: httpx.AsyncClient, item: Item) -> Json:
+    route = "/v1/chat/completions" if "messages" in item.body else "/v1/completions"
     try:
-        response = await client.post(route, json=sent)
-        answer: Body = response.json()
+        response = await client.post(route, json={**item.body, "stream": False})
+        answer = response.json()
     except (httpx.HTTPError, ValueError) as error:
-        return {"error": {"message": f"{route}: {error!r}", "type": "connection_error"}}
-    return answer
+        fault = {"message": f"{client.base_url}{route}: {error!r}", "type": "connection_error"}
+        return {"custom_id": item.id, "response": None, "error": fault}
+    error = answer.get("error") if isinstance(answer, dict) else None
+    return {"custom_id": item.id, "response": None if error else answer, "error": error}
 
 
-def _read(source: Path) -> list[tuple[int, Body]]:
+def _create(path: Path) -> IO[bytes]:
+    try:
+        return path.open("wb")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _read(source: Path) -> list[Item]:
     try:
         lines = source.read_bytes().splitlines()
     except OSError as error:
         raise ConfigError(f"{source}: cannot be read: {error.strerror}", param="input") from error
-    bodies = []
+    items = []
     for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                bodies.append((number, read_json(line)))
-            except InvalidRequest as error:
-                raise ConfigError(f"{source}, line {number}: {error.message}") from error
-    if not bodies:
+        if not line.strip():
+            continue
+        try:
+            value = read_json(line)
+        except InvalidRequest as error:
+            raise ConfigError(f"{source}, line {number}: {error.message}") from error
+        body = value["body"] if isinstance(value.get("body"), dict) else value
+        name = str(value.get("custom_id", f"line-{number}"))
+        items.append(Item(name, body, line.decode()))
+    if not items:
         raise ConfigError(f"{source}: holds no request: write one JSON body a line", param="input")
-    return bodies
+    return items
 
 
-def _documents(source: Path, number: int, body: Body) -> dict[BlockId, Any]:
-    """Block id -> the document as the client wrote it, best first."""
-    kind = ChatRequest if "messages" in body else CompletionRequest
-    config = AppConfig(served_model_name=str(body.get("model")))
+def _context(source: Path, item: Item, tenant: str) -> Context:
+    """Distinct block ids, best first."""
+    kind = ChatRequest if "messages" in item.body else CompletionRequest
+    config = AppConfig(served_model_name=str(item.body.get("model")))
     try:
-        request = parse(kind, body, config)
+        request = parse(kind, item.body, config)
     except InvalidRequest as error:
-        raise ConfigError(f"{source}, line {number}: {error.message}") from error
-    blocks, sources = blocks_of(request.documents, Tenant(DEFAULT))
-    return {block.id: body["documents"][sources[block.id].position] for block in blocks}
-
-
-def _along_the_tree(steps: Sequence[Step]) -> list[Step]:
-    """Stable order by search path, so that neighbours of one group share the most."""
-    return sorted(steps, key=lambda step: step.search_path)
+        raise ConfigError(f"{source}, {item.id}: {error.message}") from error
+    blocks, _ = blocks_of(request.documents, Tenant(tenant))
+    return tuple(block.id for block in blocks)

@@ -56,20 +56,21 @@ def _serve(parser: argparse.ArgumentParser) -> None:
 
 def _run_batch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-i", "--input", type=Path, required=True, help="JSONL of request bodies")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="JSONL, in sending order")
-    parser.add_argument("--plan-only", action="store_true", help="order and schedule, send nothing")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="JSONL")
+    parser.add_argument("--plan-only", action="store_true", help="write the order of sending")
     parser.add_argument("--index", type=Path, help="write an offline index for index=FILE")
+    parser.add_argument("--tenant", default="default", help="whose requests the index is for")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="where to send")
     parser.add_argument("--concurrency", type=int, default=8)
 
     def run(args: argparse.Namespace) -> int:
-        from cp_ray.batch import plan_batch, send_batch
+        from cp_ray.batch import plan_batch, send_batch, write_plan
 
-        planned = plan_batch(args.input, args.index)
+        planned = plan_batch(args.input, args.index, args.tenant)
         if args.plan_only:
-            args.output.write_text("".join(json.dumps(body) + "\n" for body in planned))
-            return 0
-        return send_batch(planned, args.output, args.url, args.concurrency)
+            return write_plan(planned, args.output)
+        key = os.environ.get("OPENAI_API_KEY", "none")
+        return send_batch(planned, args.output, args.url, args.concurrency, key)
 
     parser.set_defaults(run=run)
 

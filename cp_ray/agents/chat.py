@@ -10,6 +10,7 @@ import httpx
 import msgspec
 import openai
 from openai.types import CompletionUsage
+from pydantic import BaseModel
 
 from cp_ray.errors import CpRayError
 
@@ -18,6 +19,7 @@ class Answer(msgspec.Struct, frozen=True):
     """A whole answer and what it cost. Times in seconds from sending.
 
     cached_tokens: prompt tokens that the engine took from its cache, by its own count.
+    replica: who answered, where the client asked for it (header x-cp-ray-explain); else None.
     """
 
     text: str
@@ -26,6 +28,7 @@ class Answer(msgspec.Struct, frozen=True):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    replica: str | None = None
 
     @property
     def prefilled_tokens(self) -> int:
@@ -87,14 +90,15 @@ async def _whole(client: openai.AsyncOpenAI, request: dict[str, Any]) -> Answer:
     if not completion.choices or completion.usage is None:
         raise ChatFailed("the answer has no choice or no usage", status=0, started=False)
     took = time.perf_counter() - sent
-    return _answer(completion.choices[0].message.content or "", took, took, completion.usage)
+    text = completion.choices[0].message.content or ""
+    return _answer(text, took, took, completion.usage, _replica(completion))
 
 
 async def _streamed(client: openai.AsyncOpenAI, request: dict[str, Any]) -> Answer:
     sent = time.perf_counter()
     first: float | None = None
     parts: list[str] = []
-    finished, usage = False, None
+    finished, usage, replica = False, None, None
     try:
         stream = await client.chat.completions.create(
             **request, stream=True, stream_options={"include_usage": True}
@@ -107,16 +111,26 @@ async def _streamed(client: openai.AsyncOpenAI, request: dict[str, Any]) -> Answ
                         parts.append(choice.delta.content)
                     finished = finished or choice.finish_reason is not None
                 usage = chunk.usage or usage
+                replica = _replica(chunk) or replica
     except (openai.OpenAIError, httpx.HTTPError) as error:
         raise _failed(error, started=first is not None) from error
     done = time.perf_counter()
     if not finished or usage is None:
         raise ChatFailed("the stream ended early", status=0, started=first is not None)
     # An answer may be empty: its only token ended it, and came with the last chunk.
-    return _answer("".join(parts), (first or done) - sent, done - sent, usage)
+    return _answer("".join(parts), (first or done) - sent, done - sent, usage, replica)
 
 
-def _answer(text: str, ttft_s: float, total_s: float, usage: CompletionUsage) -> Answer:
+def _replica(answer: BaseModel) -> str | None:
+    """Of our extension of OpenAI's format, which the client keeps as an unknown field."""
+    explained = (answer.model_extra or {}).get("cp_ray")
+    replica = explained.get("replica") if isinstance(explained, dict) else None
+    return replica if isinstance(replica, str) else None
+
+
+def _answer(
+    text: str, ttft_s: float, total_s: float, usage: CompletionUsage, replica: str | None
+) -> Answer:
     details = usage.prompt_tokens_details
     return Answer(
         text=text,
@@ -125,6 +139,7 @@ def _answer(text: str, ttft_s: float, total_s: float, usage: CompletionUsage) ->
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=(details.cached_tokens or 0) if details else 0,
         completion_tokens=usage.completion_tokens,
+        replica=replica,
     )
 
 

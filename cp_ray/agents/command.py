@@ -48,6 +48,8 @@ def run_chain(
             console.print(f"  ({len(answer.calls)} calls, {cached:,} of {prompt:,} tokens cached)")
         for error in failed:
             console.print(f"FAILED {error.message}")
+        if failed and not answers:
+            console.print(f"Nothing answered at {url}: is it running there? Else pass --url.")
     return 1 if failed else 0
 
 

@@ -1,18 +1,39 @@
-"""Order annotation (paper 5.3) and location annotation (paper 6).
+"""Labels, order annotation (paper 5.3) and location annotation (paper 6).
 
-Both name blocks by label. A label depends on content only, never on rank or position, so the
-bytes of a block are the same in every prompt. Every label named occurs in the prompt sent.
+Both annotations name blocks by label. A label depends on content only, never on rank or position,
+so the bytes of a block are the same in every prompt. Every label named occurs in the prompt sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
+
+_CONSONANTS, _VOWELS, _SYLLABLES = "bdfgklmnprstvz", "aeiou", 4
+
+
+def label_of(content: bytes) -> str:
+    """Eight letters that can be spoken: 24.5 bits in 3 to 4 tokens (base32 takes 6 to 7).
+
+    Two blocks of one prompt share a label once in 100,000 prompts of 20 blocks; the annotation
+    is then ambiguous between these two, and nothing else.
+    """
+    number = int.from_bytes(blake2b(content, digest_size=8).digest())
+    letters = []
+    for _ in range(_SYLLABLES):
+        for alphabet in (_CONSONANTS, _VOWELS):
+            number, index = divmod(number, len(alphabet))
+            letters.append(alphabet[index])
+    return "".join(letters)
 
 
 def order_annotation(labels: Sequence[str]) -> str:
-    """Tell the model the original relevance ranking, best first (paper 5.3)."""
+    """Tell the model the original relevance ranking, best first (paper 5.3).
+
+    Short, because it is prefilled with every reordered prompt: benchmarks/LOG.md has the count.
+    """
     ranking = " > ".join(f"[Doc {label}]" for label in labels)
-    return f"Read the documents in this order of priority: {ranking} and answer the question.\n\n"
+    return f"Read by priority: {ranking} and answer the question.\n\n"
 
 
 def location_annotation(label: str) -> str:

@@ -6,13 +6,12 @@ tokenized alone, so block borders never merge and token counts of blocks add up 
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from collections.abc import Sequence
 
 import msgspec
 
-from cp_ray.core.annotation import location_annotation, order_annotation
+from cp_ray.core.annotation import label_of, location_annotation, order_annotation
 from cp_ray.core.types import BlockId
 
 
@@ -26,8 +25,7 @@ class Block(msgspec.Struct, frozen=True):
 
 def make_block(region: str, title: str | None, text: str) -> Block:
     """Render a document. region: whose requests may share it; it salts the id, not the label."""
-    content = f"{title or ''}\0{text}".encode()
-    label = base64.b32encode(hashlib.blake2b(content, digest_size=5).digest()).decode()[:6]
+    label = label_of(f"{title or ''}\0{text}".encode())
     heading = f"[Doc {label}] {title}" if title else f"[Doc {label}]"
     return _block(region, label, f"{heading}\n{text}\n\n")
 

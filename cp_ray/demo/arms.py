@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -52,22 +54,23 @@ def running(name: str, config: AppConfig, logs: Path) -> Iterator[Running]:
     port = _free_port()
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"{name}.log"
-    with log.open("wb") as sink:
+    with contextlib.ExitStack() as stack:
+        # Short: sockets live under it, and their paths may have 107 bytes.
+        folder = tempfile.mkdtemp(prefix="cp-demo-")
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         process = subprocess.Popen(
-            [sys.executable, "-m", "cp_ray.demo.host", str(port), *settings(config)],
+            [sys.executable, "-m", "cp_ray.demo.host", str(port), folder, *settings(config)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=sink,
+            stderr=stack.enter_context(log.open("wb")),
             env=_environment(),
             # A Ctrl-C is for the demo, which then ends its host in order.
             start_new_session=True,
         )
-    app = Running(f"http://127.0.0.1:{port}", psutil.Process(process.pid), log)
-    try:
+        app = Running(f"http://127.0.0.1:{port}", psutil.Process(process.pid), log)
+        stack.callback(_end, process, app)
         _wait(name, process, app)
         yield app
-    finally:
-        _end(process, app)
 
 
 def settings(config: AppConfig) -> list[str]:

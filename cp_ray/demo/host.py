@@ -1,20 +1,19 @@
-"""One application on a Ray of its own: `python -m cp_ray.demo.host PORT key=value ...`.
+"""One application on a Ray of its own: `python -m cp_ray.demo.host PORT FOLDER key=value ...`.
 
-A child process of the demo. Says on stdout how far the start is, one word a line (`STAGES`), and
-serves until its stdin is closed or it is told to end; then it stops Serve and Ray.
+A child process of the demo. FOLDER is empty, ours, and removed by the demo. Says on stdout how
+far the start is, one word a line (`STAGES`), and serves until its stdin is closed or it is told
+to end; then it stops Serve and Ray.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import shutil
 import signal
 import sys
-import tempfile
-from pathlib import Path
 
 from cp_ray.config import AppConfig, parse_settings
+from cp_ray.errors import CpRayError
 
 STAGES = ("ray", "serve", "replicas")
 APP = "cp"
@@ -22,28 +21,29 @@ APP = "cp"
 
 def main(argv: list[str]) -> int:
     """Serve until stdin is closed, or SIGTERM."""
-    port, config = int(argv[0]), parse_settings(argv[1:])
+    port, folder, config = int(argv[0]), argv[1], parse_settings(argv[2:])
     signal.signal(signal.SIGTERM, _interrupt)
-    # Short: sockets live under it, and their paths may have 107 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="cp-demo-"))
-    # What our processes leave behind when they are killed (an embedded Redis) goes with it.
-    os.environ["TMPDIR"] = str(folder)
+    # What our processes leave behind when they are killed (an embedded Redis) lies there too.
+    os.environ["TMPDIR"] = folder
     try:
         _serve(port, config, folder)
     except KeyboardInterrupt:
         return 0
+    except CpRayError as error:
+        sys.stderr.write(f"{error.message}\n")
+        return 2
     finally:
         _stop()
-        shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 
-def _serve(port: int, config: AppConfig, folder: Path) -> None:
+def _serve(port: int, config: AppConfig, folder: str) -> None:
     import ray
     from ray import serve
 
     from cp_ray.deployment import app
 
+    application = app(config)  # what cannot go together fails before anything starts
     needed = config.replicas * config.cpus_per_replica + 2
     ray.init(
         address="local",
@@ -51,12 +51,12 @@ def _serve(port: int, config: AppConfig, folder: Path) -> None:
         include_dashboard=False,
         log_to_driver=False,
         object_store_memory=256 << 20,
-        _temp_dir=str(folder),
+        _temp_dir=folder,
     )
     _say("ray")
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     _say("serve")
-    serve.run(app(config), name=APP)
+    serve.run(application, name=APP)
     _say("replicas")
     sys.stdin.read()
 

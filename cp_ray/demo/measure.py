@@ -8,8 +8,7 @@ at once; the agents of one question follow each other.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -77,14 +76,14 @@ async def warm_up(client: openai.AsyncOpenAI, model: str, replicas: int) -> None
 async def run_rag(
     client: openai.AsyncOpenAI,
     model: str,
-    dialogues: Sequence[Dialogue],
+    dialogues: Iterable[Dialogue],
     *,
     users: int,
     seen: Seen,
     ask: Ask = chat,  # type: ignore[assignment]
 ) -> list[Record]:
     """Ask everything; a request that fails fails the rest of its conversation, nothing else."""
-    waiting = deque(dialogues)
+    waiting = iter(dialogues)
     records: list[Record] = []
 
     def keep(record: Record) -> None:
@@ -92,11 +91,12 @@ async def run_rag(
         seen(record)
 
     async def user() -> None:
-        while waiting:
-            await _converse(client, model, waiting.popleft(), ask, keep)
+        # All users draw from one iterator: nothing awaits while one of them does.
+        for dialogue in waiting:
+            await _converse(client, model, dialogue, ask, keep)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(users, len(dialogues))):
+        for _ in range(users):
             group.create_task(user())
     return records
 

@@ -144,7 +144,7 @@ class IndexClient:
                     # The same handle survives a restart; a name that is gone is made anew.
                     self._actor = await asyncio.to_thread(obtain_index, self._app, self._config)
                 await asyncio.wait_for(self._actor.ready.remote(), PROBE_TIMEOUT_S)
-            except (RayError, TimeoutError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next probe may do better
                 self._break(repr(error))
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, MAX_PROBE_S)

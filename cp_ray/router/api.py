@@ -142,7 +142,7 @@ def _stops(value: Any) -> Any:
 
 
 Stop = Annotated[str, Field(min_length=1)]
-Tokens = Annotated[int, Field(ge=1)]
+Tokens = Annotated[int, Field(ge=1, strict=True)]
 
 
 def _default(value: float) -> BeforeValidator:

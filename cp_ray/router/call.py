@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from cp_ray.core.types import FirstToken, Routed, Settled, Step
-from cp_ray.errors import EngineError
+from cp_ray.errors import CpRayError, EngineError
 from cp_ray.router.assembly import Finished, Prepared
 from cp_ray.router.conversation import Record, Turn
 from cp_ray.router.ports import Dispatcher, Planner
@@ -45,6 +45,7 @@ class Call:
         self._last: Chunk | None = None
         self._replica: str | None = None
         self._settled = False
+        self._broken = False
 
     async def begin(self) -> None:
         """Wait for the first tokens; until then an error still has a status code."""
@@ -71,8 +72,12 @@ class Call:
             raise EngineError("the engine ended the stream in the middle of the answer")
 
     async def aclose(self) -> None:
-        """Abort what still runs; a call that did not end well is forgotten by the index."""
-        self._settle(Settled(self.request.request_id, 0, ok=False))
+        """Abort what still runs. A call that only its client broke off has prefilled its prompt."""
+        first = self._first.chunks[0] if self._first is not None and self._first.chunks else None
+        if first is None or self._broken:
+            self._settle(Settled(self.request.request_id, 0, ok=False))
+        else:
+            self._settle(Settled(self.request.request_id, first.cached_tokens, ok=True))
         close = getattr(self._deliveries, "aclose", None)
         if close is not None:
             await close()
@@ -103,8 +108,12 @@ class Call:
     async def _all(self) -> AsyncIterator[Delivery]:
         if self._first is not None:
             yield self._first
-        async for delivery in self._deliveries:
-            yield delivery
+        try:
+            async for delivery in self._deliveries:
+                yield delivery
+        except CpRayError:
+            self._broken = True
+            raise
 
     async def _succeeded(self, chunk: Chunk) -> None:
         self._settle(Settled(self.request.request_id, chunk.cached_tokens, True, chunk.held_tokens))

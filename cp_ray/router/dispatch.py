@@ -22,6 +22,8 @@ from cp_ray.workers.engine import Delivery, EngineRequest
 
 TRIES = 3
 """A request whose replica dies before it answers is sent again: generation has no side effect."""
+REPLICA_LOST = "replica_lost"
+"""Code of the EngineError for an answer that was cut."""
 _GONE = (RayError, ReplicaUnavailableError)
 """Of Ray's errors all but RayTaskError, which carries what the replica raised."""
 
@@ -55,7 +57,7 @@ class Dispatcher:
                     raise EngineError(
                         "the engine replica was lost while it answered, so the answer is "
                         "incomplete: send the request again",
-                        code="replica_lost",
+                        code=REPLICA_LOST,
                     ) from error
                 plan = _without_replica(plan)
                 await asyncio.sleep(0.05 * 2**attempt)

@@ -14,10 +14,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from cp_ray.errors import CpRayError, InvalidRequest, InvariantError, to_http
+from cp_ray.errors import CpRayError, EngineError, InvalidRequest, InvariantError, to_http
 from cp_ray.router.api import ChatRequest, CompletionRequest
 from cp_ray.router.call import Call
 from cp_ray.router.context_plan import context_plan
+from cp_ray.router.dispatch import REPLICA_LOST
 from cp_ray.router.limits import parse, read_json, too_large
 from cp_ray.router.responses import DONE, Format, Json, error_event, event
 from cp_ray.router.service import Service, known_error
@@ -26,6 +27,8 @@ T = TypeVar("T")
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 _log = logging.getLogger("ray.serve")
 _MAX_ID = 128
+WHOLE_TRIES = 3
+"""How often an answer that is not streamed begins anew when its replica is lost."""
 
 
 class _ClientGone(Exception):
@@ -78,7 +81,7 @@ def build_api(service: Service, lifespan: Lifespan | None = None) -> FastAPI:
     @api.get("/readyz")
     async def readyz(request: Request) -> Response:
         async def work() -> Response:
-            await service.info()
+            await service.ready()
             return JSONResponse({"status": "ready"})
 
         return await _answer(request, work)
@@ -134,24 +137,35 @@ async def _generate(
     asked: ChatRequest | CompletionRequest = parse(kind, body, service.config)
     reuse = service.reuse(request.headers.get("x-cp-ray-reuse"))
     info = await service.info()
-    call = await _while_connected(request, service.call(asked, tenant, reuse))
-    request.state.request_id = call.request.request_id
     chat = kind is ChatRequest
-    form = Format(
-        chat=chat,
-        id=f"{'chatcmpl' if chat else 'cmpl'}-{call.request.request_id}",
-        created=int(service.clock()),
-        model=service.config.public_model_name,
-        fingerprint=f"cp_ray-{info.engine}",
-        usage_chunk=asked.include_usage,
-    )
     explain = request.headers.get("x-cp-ray-explain", "0").lower() in ("1", "true")
+
+    async def begin() -> tuple[Call, Format]:
+        call = await _while_connected(request, service.call(asked, tenant, reuse))
+        request.state.request_id = call.request.request_id
+        return call, Format(
+            chat=chat,
+            id=f"{'chatcmpl' if chat else 'cmpl'}-{call.request.request_id}",
+            created=int(service.clock()),
+            model=service.config.public_model_name,
+            fingerprint=f"cp_ray-{info.engine}",
+            usage_chunk=asked.include_usage,
+        )
+
     if asked.stream:
-        return _EventStream(call, form, explain=explain)
-    try:
-        return JSONResponse(await _while_connected(request, _whole(call, form, explain)))
-    finally:
-        await call.aclose()
+        return _EventStream(*await begin(), explain=explain)
+    # The client has seen nothing of an answer that is not streamed: it may begin anew.
+    tries = 0
+    while True:
+        call, form = await begin()
+        tries += 1
+        try:
+            return JSONResponse(await _while_connected(request, _whole(call, form, explain)))
+        except EngineError as error:
+            if error.code != REPLICA_LOST or tries == WHOLE_TRIES:
+                raise
+        finally:
+            await call.aclose()
 
 
 async def _whole(call: Call, form: Format, explain: bool) -> Json:

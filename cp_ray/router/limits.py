@@ -70,10 +70,12 @@ def parse(kind: type[R], value: dict[str, Any], config: AppConfig) -> R:
         _check_messages(request)
     _check_documents(request.documents, config)
     if (request.output_limit or 0) > config.max_output_tokens:
+        named = next((n for n in ("max_completion_tokens", "max_tokens") if value.get(n)), None)
+        field = named or "max_tokens"
         raise InvalidRequest(
-            f"max_tokens: {request.output_limit} is more than the {config.max_output_tokens} "
+            f"{field}: {request.output_limit} is more than the {config.max_output_tokens} "
             "that are allowed: ask for fewer, or raise max_output_tokens",
-            param="max_tokens",
+            param=field,
             status=422,
         )
     return request

@@ -14,7 +14,7 @@ import msgspec
 
 from cp_ray.config import AppConfig
 from cp_ray.core.types import RequestId
-from cp_ray.errors import CpRayError, InvalidRequest, Overloaded
+from cp_ray.errors import CpRayError, EngineUnavailable, InvalidRequest, Overloaded
 from cp_ray.router.api import ChatRequest
 from cp_ray.router.assembly import Assembler, Prepared, Request, Reuse
 from cp_ray.router.auth import Authenticator, Tenant
@@ -27,6 +27,7 @@ from cp_ray.workers.engine import EngineInfo, EngineRequest
 
 _THREAD_BYTES = 1 << 16
 """Texts above this are tokenized on a thread, so that other streams go on meanwhile."""
+_READY_S = 5.0
 _LEVELS: tuple[Reuse, ...] = ("plain", "route", "full")
 
 
@@ -83,6 +84,16 @@ class Service:
                 self._asking = asyncio.ensure_future(self._fetch_info())
             self._info = await asyncio.shield(self._asking)
         return self._info
+
+    async def ready(self) -> None:
+        """Return when a replica answers now; raises EngineUnavailable."""
+        try:
+            async with asyncio.timeout(_READY_S):
+                await self._fetch_info()
+        except TimeoutError:
+            raise EngineUnavailable(
+                "no engine replica answers: wait, or see `serve status`"
+            ) from None
 
     async def call(self, request: Request, tenant: Tenant, reuse: Reuse) -> Call:
         """Prepare, plan, dispatch and wait for the first token.
@@ -181,9 +192,11 @@ class Service:
 
     @asynccontextmanager
     async def _queue_place(self) -> Any:
-        if self._queued >= self.config.max_queued_requests:
+        running = self.config.replicas * self.config.max_ongoing_requests
+        if self._queued >= running + self.config.max_queued_requests:
             raise Overloaded(
-                f"{self._queued} requests wait already (max_queued_requests): try again later"
+                f"{self._queued} requests wait for a first token already, {running} of which the "
+                "replicas can hold (max_queued_requests is the rest): try again later"
             )
         self._queued += 1
         try:

@@ -42,6 +42,7 @@ class EngineReplica:
         self._app = context.app_name
         self._store: Store | None = None
         self._connecting = asyncio.Lock()
+        await self._find_redis()
         self._engine = make_engine(self._config)
         self._reporter = Reporter(self._replica, self._send)
         self._info = await self._engine.start(self._reporter)
@@ -96,6 +97,13 @@ class EngineReplica:
         await self._engine.close()
         if self._store is not None:
             await self._store.close()
+
+    async def _find_redis(self) -> None:
+        """Raise ConfigError on a host that could never report: its evictions would be ghosts."""
+        try:
+            await redis_url(self._config, self._app)
+        except RayError as error:  # down for now: reports wait for it
+            log.warning("No Redis to report to yet: %s", error)
 
     async def _send(self, message: bytes) -> None:
         await (await self._connect()).append_report(message)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import openai
@@ -15,6 +17,7 @@ import pytest
 import ray
 
 from cp_ray.agents.chain_of_agents import chain_of_agents
+from cp_ray.batch import plan_batch, send_batch
 from cp_ray.config import AppConfig
 from cp_ray.named_actor import NAMESPACE, index_prefix, names_with, redis_name
 from tests.e2e.support import TOPICS, application, ask, client, index_state, until
@@ -194,3 +197,18 @@ def _is_replica(process: psutil.Process) -> bool:
 def test_health_and_readiness(base: str) -> None:
     assert httpx.get(f"{base}/healthz").json() == {"status": "ok"}
     assert httpx.get(f"{base}/readyz").json() == {"status": "ready"}
+
+
+def test_a_batch_file_is_answered_line_by_line(base: str, tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    messages = [{"role": "user", "content": "q"}]
+    bodies = [
+        {"model": "smollm2", "messages": messages, "documents": fresh(*n, salt="batch")}
+        for n in ((0, 1), (2, 3), (1, 0), (3, 2))
+    ]
+    lines = [json.dumps({"custom_id": f"r{i}", "body": b}) for i, b in enumerate(bodies)]
+    source.write_text("\n".join(lines))
+    assert send_batch(plan_batch(source), output, base, 2, "none") == 0
+    answers = [json.loads(line) for line in output.read_text().splitlines()]
+    assert {answer["custom_id"] for answer in answers} == {"r0", "r1", "r2", "r3"}
+    assert all(answer["response"]["usage"]["completion_tokens"] for answer in answers)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cp_ray import doctor
+from cp_ray import doctor, prerequisites
 from cp_ray.config import AppConfig
-from cp_ray.doctor import Finding, diagnose
+from cp_ray.doctor import diagnose
+from cp_ray.prerequisites import Finding
 
 NAMES = ["python", "ray", "redis", "engine", "model", "http port", "gpus"]
 
@@ -65,7 +66,7 @@ def test_the_embedded_server_of_the_check_is_gone_afterwards() -> None:
             if f"PPid:\t{os.getpid()}\n" in Path(f"/proc/{pid}/status").read_text()
         }
 
-    assert doctor.check_redis(AppConfig()).ok is True
+    assert prerequisites.check_redis(AppConfig()).ok is True
     assert servers() == set()
 
 
@@ -100,31 +101,31 @@ def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_folder_without_a_model_is_found(tmp_path: Path) -> None:
-    finding = doctor.check_model(AppConfig(model=str(tmp_path)))
+    finding = prerequisites.check_model(AppConfig(model=str(tmp_path)))
     assert finding.ok is False
     (tmp_path / "config.json").write_text("{}")
-    assert doctor.check_model(AppConfig(model=str(tmp_path))).ok is True
+    assert prerequisites.check_model(AppConfig(model=str(tmp_path))).ok is True
 
 
 def test_a_hub_name_cannot_be_told_from_here() -> None:
-    finding = doctor.check_model(AppConfig(model="org/model"))
+    finding = prerequisites.check_model(AppConfig(model="org/model"))
     assert finding.ok is None
     assert "hub" in finding.detail
 
 
 def test_the_first_run_model_needs_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert doctor.check_model(AppConfig()).ok is True
+    assert prerequisites.check_model(AppConfig()).ok is True
     assert list(tmp_path.iterdir()) == []  # asking makes nothing
 
 
 def _builds(monkeypatch: pytest.MonkeyPatch, *present: str) -> None:
-    monkeypatch.setattr(doctor, "_version", lambda name: "1.0" if name in present else None)
-    monkeypatch.setattr(doctor, "_present", lambda name: bool(present))
+    monkeypatch.setattr(prerequisites, "_version", lambda name: "1.0" if name in present else None)
+    monkeypatch.setattr(prerequisites, "_present", lambda name: bool(present))
 
 
 def _engine(**settings: float) -> Finding:
-    return doctor.check_engine(AppConfig.model_validate(settings))
+    return prerequisites.check_engine(AppConfig.model_validate(settings))
 
 
 def test_the_engine_build_must_suit_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def part(kind: str) -> list[dict[str, Any]]:
         ({"guided_json": {}}, 400, "guided_json", "remove it"),
         ({"max_tokens": 0}, 400, "max_tokens", "greater"),
         ({"max_tokens": "many"}, 400, "max_tokens", "integer"),
-        ({"max_completion_tokens": 99_999}, 422, "max_tokens", "max_output_tokens"),
+        ({"max_completion_tokens": 99_999}, 422, "max_completion_tokens", "max_output_tokens"),
         ({"temperature": -1}, 400, "temperature", "greater"),
         ({"top_p": 0}, 400, "top_p", "greater"),
         ({"stop": [""]}, 400, "stop.0", "at least 1"),

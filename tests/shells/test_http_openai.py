@@ -222,7 +222,10 @@ def test_overload_says_when_to_come_back(bench: Bench) -> None:
 
 
 def test_too_many_waiting_requests_are_refused_at_once() -> None:
-    with running(Bench(max_queued_requests=2)) as bench, ThreadPoolExecutor(8) as pool:
+    with (
+        running(Bench(max_queued_requests=2, max_ongoing_requests=1)) as bench,
+        ThreadPoolExecutor(8) as pool,
+    ):
         bench.engine.delay_s = 0.3
         answers = list(pool.map(lambda _: ask(bench), range(8)))
     statuses = sorted(answer.status_code for answer in answers)
@@ -246,7 +249,8 @@ def test_a_client_that_leaves_cancels_its_request(
             timeout=httpx.Timeout(5, read=patience_s),
         )
     wait_for(lambda: bench.engine.aborted == 1)
-    settled = Settled(bench.dispatcher.sent[0].request_id, 0, ok=False)
+    # After its first token the prompt is in the engine's cache, whoever still reads.
+    settled = Settled(bench.dispatcher.sent[0].request_id, 0, ok=patience_s > 0.2)
     wait_for(lambda: bench.planner.heard[-1] == settled)
     assert bench.planner.index.counters()["reserved"] == 0
 
@@ -257,7 +261,7 @@ def test_closing_a_stream_after_its_first_chunk_cancels_the_request(bench: Bench
     next(stream)
     stream.close()
     wait_for(lambda: bench.engine.aborted == 1)
-    settled = Settled(bench.dispatcher.sent[0].request_id, 0, ok=False)
+    settled = Settled(bench.dispatcher.sent[0].request_id, 0, ok=True)
     wait_for(lambda: bench.planner.heard[-1] == settled)
 
 

@@ -43,18 +43,20 @@ class Engine:
         own = self._tokens(OWN)
         names = [self._new() for _ in range(OWN)]
         events: list[dict[str, object]] = []
+        blocks = OWN
         if which not in self._warm:
             self._warm.add(which)
             hashes = [which * 1000 + place for place in range(SHARED)]
             events.append(self._stored(hashes, None, self._prefixes[which]))
+            blocks += SHARED
         while len(self._held) + OWN + len(self._warm) * SHARED > self._capacity:
             gone = self._held.popleft()
+            blocks += 1
             events.append(
                 {"type": "BlockRemoved", "block_hashes": [gone], "medium": "GPU", "group_idx": 0}
             )
         events.append(self._stored(names, which * 1000 + SHARED - 1, own))
         self._held.extend(reversed(names))
-        blocks = sum(len(event["block_hashes"]) for event in events)  # type: ignore[arg-type, misc]
         payload = msgpack.packb([time.time(), events, 0])
         return self._prefixes[which] + own, payload, blocks
 

@@ -74,11 +74,10 @@ class Call:
     async def aclose(self) -> None:
         """Abort what still runs. A call that only its client broke off has prefilled its prompt."""
         first = self._first.chunks[0] if self._first is not None and self._first.chunks else None
-        name = self.request.request_id
         if first is None or self._broken:
-            self._settle(Settled(name, 0, ok=False))
+            self._settle(Settled(self.request.request_id, 0, ok=False))
         else:
-            self._settle(Settled(name, first.cached_tokens, True, first.held_tokens))
+            self._settle(Settled(self.request.request_id, first.cached_tokens, ok=True))
         close = getattr(self._deliveries, "aclose", None)
         if close is not None:
             await close()

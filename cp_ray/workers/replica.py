@@ -41,8 +41,8 @@ class EngineReplica:
         self._replica = ReplicaId(context.replica_id.unique_id)
         self._app = context.app_name
         self._store: Store | None = None
-        await self._find_redis()
         self._connecting = asyncio.Lock()
+        await self._find_redis()
         self._engine = make_engine(self._config)
         self._reporter = Reporter(self._replica, self._send)
         self._info = await self._engine.start(self._reporter)

@@ -139,7 +139,8 @@ class ChannelMachine(RuleBasedStateMachine):
             for request in self.index.dump_requests(self.now):
                 self.index.apply(self.answer(request))
         assert self.index.replicas.believed(R)
-        believed = {request: record.tokens_left for request, record in self.index._records.items()}
+        records = self.index._records
+        believed = {name: record.tokens_left for name, record in records.items()}
         for name, left in believed.items():
             assert self.replica.held.get(name) == left, "a ghost, or less than is there"
         if not gaps:

@@ -93,7 +93,11 @@ class ContextIndex:
 
         now: seconds, any origin, not decreasing.
         """
-        self._counters["leases_swept"] += self.ledger.sweep(now)
+        for request in self.ledger.sweep(now):
+            self._counters["leases_swept"] += 1
+            record = self._records.get(request)
+            if record is not None and record.state is State.PLANNED:
+                self._memory.remove(request)  # perhaps never prefilled: no report would clear it
         self.utilisation.observe(self.ledger.busy_share(len(self.replicas.live)), now)
         return [self._plan_one(request, now) for request in requests]
 
@@ -241,6 +245,7 @@ class ContextIndex:
             record = self._records.get(eviction.request_id)
             if record is None or record.replica != message.replica:
                 self._counters["unknown_evictions"] += 1
+                self._memory.evicted_early(message.replica, eviction)
                 continue
             self._counters["evictions"] += 1
             self._memory.shrink(eviction.request_id, eviction.tokens_left)

@@ -64,15 +64,15 @@ class LoadLedger:
         for request in [r for r, held in self._reservations.items() if held.replica == replica]:
             self.free(request)
 
-    def sweep(self, now: float) -> int:
-        """Free reservations past their lease; returns how many."""
-        swept = 0
+    def sweep(self, now: float) -> list[RequestId]:
+        """Free reservations past their lease; returns whose."""
+        swept = []
         while self._reservations:
             request, held = next(iter(self._reservations.items()))
             if now - held.since < LEASE_S:
                 break
             self.free(request)
-            swept += 1
+            swept.append(request)
         return swept
 
     def prefill_tokens(self, replica: ReplicaId) -> int:

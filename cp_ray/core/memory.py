@@ -11,8 +11,11 @@ from cp_ray.core.record import Record
 from cp_ray.core.remembered import RememberedOrders
 from cp_ray.core.replicas import ReplicaTable
 from cp_ray.core.tree import ContextTree
-from cp_ray.core.types import Context, HeadId, ReplicaId, RequestId
+from cp_ray.core.types import Context, Eviction, HeadId, ReplicaId, RequestId
 from cp_ray.errors import InvariantError
+
+EARLY = 4096
+"""Evictions kept that came before the word of the spill that explains them."""
 
 
 class Memory:
@@ -23,6 +26,7 @@ class Memory:
         self.trees: dict[HeadId, ContextTree] = {}
         self.records: dict[RequestId, Record] = {}
         self._on_replica: dict[ReplicaId, set[RequestId]] = {}
+        self._early: dict[tuple[ReplicaId, RequestId], int] = {}
 
     def remember(self, request: RequestId, record: Record, context: Context, bit: int) -> None:
         """Add a planned request. bit: its replica's."""
@@ -31,13 +35,23 @@ class Memory:
         self.records[request] = record
         self._on_replica.setdefault(record.replica, set()).add(request)
 
+    def evicted_early(self, replica: ReplicaId, eviction: Eviction) -> None:
+        """A replica lost what we do not know to be there: a spill we have yet to hear of."""
+        if eviction.request_id in self.records:
+            self._early[replica, eviction.request_id] = eviction.tokens_left
+            if len(self._early) > EARLY:
+                del self._early[next(iter(self._early))]
+
     def move(self, request: RequestId, replica: ReplicaId, bit: int) -> None:
-        """The request's prompt is on another replica."""
+        """The request's prompt is on another replica, less what was evicted there already."""
         record = self.records[request]
         self._on_replica[record.replica].discard(request)
         record.replica = replica
         self._on_replica.setdefault(replica, set()).add(request)
         self.trees[record.head].move(request, bit)
+        left = self._early.pop((replica, request), None)
+        if left is not None:
+            self.shrink(request, left)
 
     def shrink(self, request: RequestId, tokens_left: int) -> None:
         """At most `tokens_left` leading prompt tokens remain; without its head it is removed."""

@@ -291,3 +291,19 @@ def test_a_reservation_whose_end_was_never_heard_is_swept() -> None:
     one(index, "b", 2, now=1000.0)
     assert index.counters()["leases_swept"] == 1
     assert index.counters()["reserved"] == 1
+
+
+def test_a_plan_whose_end_was_never_heard_is_no_ghost() -> None:
+    index = fleet()
+    one(index, "a", 1, 2, now=0.0)
+    assert one(index, "b", 1, 2, now=5000.0).reused_tokens == 0
+
+
+def test_an_eviction_heard_before_the_spill_it_follows_is_not_lost() -> None:
+    index = fleet()
+    first = one(index, "a", 1, 2)
+    other = next(name for name in R[:2] if name != first.replica)
+    index.apply(EvictionReport(other, 0, 0, (Eviction(RequestId("a"), 0),)))
+    index.hear(Routed(RequestId("a"), other), 0.0)
+    index.check()
+    assert one(index, "b", 1, 2).reused_tokens == 0

@@ -49,7 +49,8 @@ def _every_cell(cells: Sequence[Cell]) -> str:
         "",
         "Hit ratio in percent of block tokens. In flight: `s` where engines share a prefix within "
         "the step (vLLM), `f` where only finished prefixes are shared (SGLang). Bold: the best of "
-        "its class in the row, and what is within 0.2 points of it.",
+        "its class in the row, and what is within 0.2 points of it. An empty cell, or a trace "
+        "that is missing, is not measured yet (or has no plan of the authors).",
         "",
         "| trace (seen before) | cache | in flight | "
         + " | ".join(SHORT.get(name, name) for name in (*online, *offline))
@@ -153,11 +154,12 @@ def plots(cells: Sequence[Cell], folder: Path) -> None:
     at = {cell.place: cell for cell in cells}
     online, offline = shown_policies(cells)
     names = (*online, *offline)
+    traces = [trace for trace in TRACES if (trace, "none", "400000", 1, "step") in at]
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     axes = figure.subplots()
     width = 0.9 / len(names)
     for number, name in enumerate(names):
-        bars = [at.get((trace, name, "400000", 1, "step")) for trace in TRACES]
+        bars = [at.get((trace, name, "400000", 1, "step")) for trace in traces]
         places = [place + number * width for place, bar in enumerate(bars) if bar]
         axes.bar(
             places,
@@ -166,7 +168,7 @@ def plots(cells: Sequence[Cell], folder: Path) -> None:
             label=SHORT.get(name, name),
             color=COLOURS[number],
         )
-    axes.set_xticks([place + 0.4 for place in range(len(TRACES))], list(TRACES), rotation=20)
+    axes.set_xticks([place + 0.4 for place in range(len(traces))], traces, rotation=20)
     axes.set_ylabel("share of block tokens from the cache")
     axes.set_title("400k tokens, one at a time")
     axes.legend(fontsize="small", ncols=2)

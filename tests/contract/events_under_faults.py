@@ -81,6 +81,8 @@ class Drive:
 
     def end_one(self) -> None:
         self.step()
+        if not self.running:
+            return  # the cache was dropped, and all with it
         name = self.rng.choice(list(self.running))
         path, cached = self.running.pop(name)
         held = self.residency.held_when_scheduled(path, cached)

@@ -83,7 +83,7 @@ def test_a_lost_event_is_replayed_and_a_hole_resets_the_cache(loop, subject):
         assert subject.engine.held_tokens(prompt) == 96
         assert subject.ear.epochs == epochs
 
-        events._replay_endpoint = "ipc:///nonexistent/replay"
+        endpoint, events._replay_endpoint = events._replay_endpoint, "ipc:///nonexistent/replay"
         events._take = lose_one
         for _ in range(2):
             await suite.answer(subject, suite.request(suite.tokens(33)))
@@ -91,6 +91,7 @@ def test_a_lost_event_is_replayed_and_a_hole_resets_the_cache(loop, subject):
         await suite.until(lambda: subject.ear.epochs > epochs, "a new epoch after a hole")
         await asyncio.sleep(0.2)
         assert await suite.cached(subject, prompt) == 0
+        events._replay_endpoint = endpoint
 
     loop.run(run())
 
@@ -104,7 +105,7 @@ def test_lost_batches_fail_no_request_and_leave_no_wrong_prediction(loop, subjec
     lost = []
 
     def lose_some(sequence: int, payload: bytes) -> None:
-        if source.random() < 0.05:
+        if source.random() < 0.1:
             lost.append(sequence)  # and whatever is replayed of it goes through
             events._take = take
             asyncio.get_running_loop().call_soon(setattr, events, "_take", lose_some)

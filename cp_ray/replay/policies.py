@@ -138,6 +138,9 @@ class Frequency(AsTheyCame):
 class Offline(AsTheyCame):
     """Policy `offline`: sees the whole trace before the first request goes."""
 
+    plans = True
+    by_capacity = False
+
     def __init__(self, moves_per_context: int = THOROUGH) -> None:
         self._moves = moves_per_context
 
@@ -149,11 +152,9 @@ class Offline(AsTheyCame):
         merged = merge([request.context for request in requests], tokens, self._moves)
         moved = []
         for position in merged.sequence:
-            context = merged.contexts[position]
-            sizes = tuple(tokens[block] for block in context)
-            moved.append(
-                msgspec.structs.replace(requests[position], context=context, block_tokens=sizes)
-            )
+            request = requests[position]
+            context = merged.contexts[position] if request.movable else request.context
+            moved.append(request.reordered(context))
         return moved
 
 

@@ -96,6 +96,9 @@ def test_a_lost_event_is_replayed_and_a_hole_resets_the_cache(loop, subject):
     loop.run(run())
 
 
+# Timing: a replay that comes late is, rightly, a hole. On a busy machine these see more holes than
+# they inject, so they run in `make chaos` and not in `make test`.
+@pytest.mark.chaos
 @pytest.mark.parametrize("replays", [True, False], ids=["replayed", "not replayed"])
 def test_lost_batches_fail_no_request_and_leave_no_wrong_prediction(loop, subject, replays):
     source = random.Random(11)
@@ -136,6 +139,7 @@ def test_lost_batches_fail_no_request_and_leave_no_wrong_prediction(loop, subjec
     assert (subject.ear.epochs == epochs) is replays
 
 
+@pytest.mark.chaos
 def test_aborted_and_preempted_requests_leave_the_view_right(loop, subject):
     """More than fits runs at once, so vLLM preempts; a third of the callers go away."""
     source = random.Random(13)

@@ -32,8 +32,9 @@ from cp_ray.demo.engines import engine_config, prepare
 from cp_ray.demo.kills import TARGETS, Kill, kill_one
 from cp_ray.demo.measure import Record, run_rag, warm_up
 from cp_ray.demo.verdict import Attempt, Verdict, judge
-from cp_ray.demo.workloads import Dialogue, python_workloads
+from cp_ray.demo.workloads import Dialogue, Turn, python_workloads
 from cp_ray.errors import CpRayError
+from cp_ray.retrieval.bm25 import Document
 
 OUT = Path("out")
 ATTEMPTS = 4
@@ -147,13 +148,25 @@ async def _kill_all(
 
 
 def _endless(seed: int, over: asyncio.Event) -> Iterator[Dialogue]:
-    """The demo's conversations again and again, each time as new ones, until `over` is set."""
+    """The demo's conversations again and again, each time as new ones, until `over` is set.
+
+    Their documents are new ones too: what one replica holds already would all go there, and a
+    replica that came back would, rightly, be asked nothing.
+    """
     dialogues = python_workloads(seed).dialogues
-    for turn in itertools.count():
+    for edition in itertools.count():
         for dialogue in dialogues:
             if over.is_set():
                 return
-            yield msgspec.structs.replace(dialogue, id=f"{turn}-{dialogue.id}")
+            turns = tuple(_edition(turn, edition) for turn in dialogue.turns)
+            yield Dialogue(f"{edition}-{dialogue.id}", turns)
+
+
+def _edition(turn: Turn, number: int) -> Turn:
+    documents: list[Document] = [
+        {**document, "text": f"Edition {number}. {document['text']}"} for document in turn.documents
+    ]
+    return msgspec.structs.replace(turn, documents=tuple(documents))
 
 
 def _show(verdict: Verdict, kills: Sequence[Kill], console: Console) -> None:

@@ -99,8 +99,8 @@ def _event(fields: Mapping[str, Any]) -> CacheEvent | None:
 def _extra(fields: Mapping[str, Any], blocks: int) -> tuple[tuple[str, ...], ...]:
     keys: Sequence[Any] | None = fields.get("extra_keys")
     if keys is None:
-        lora = fields.get("lora_name")
-        return ((lora,) if lora else (),) * blocks
+        lora = fields.get("lora_name") or fields.get("lora_id")
+        return ((str(lora),) if lora is not None else (),) * blocks
     return tuple(tuple(map(str, key or ())) for key in keys)
 
 

@@ -71,10 +71,10 @@ class EngineRow(msgspec.Struct, frozen=True):
     """One policy's result; every share is of requests, but the hit ratio, which is of tokens.
 
     predicted_within_one_block: the replica's view when the engine scheduled the request, against
-    what the engine found, of those `audited`; exactly: to the token. planned_within_one_block: the index's when it
-    planned. evictions: reports that a request lost usable tokens; evicted_blocks: engine blocks in
-    them, one of two requests twice. quarantines, new_epochs: false alarms, where the engine was
-    not tampered with. prefill_tok_s: prompt tokens served a second.
+    what the engine found, of those `audited`; exactly: to the token. planned_within_one_block: the
+    index's when it planned. evictions: reports that a request lost usable tokens; evicted_blocks:
+    engine blocks in them, one of two requests twice. quarantines, new_epochs: false alarms, where
+    the engine was not tampered with. prefill_tok_s: prompt tokens served a second.
     """
 
     policy: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -114,22 +113,16 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
 
 
 def _bench_index(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--n", type=int, default=2000)
+    parser.add_argument("--n", default="2000", help="stored contexts; or several, by commas")
     parser.add_argument("--k", type=int, default=15)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--build", help="time constructions of so many; default: as --n")
     parser.add_argument("--json", action="store_true")
 
     def run(args: argparse.Namespace) -> int:
-        import msgspec
+        from cp_ray.replay.command import run_index
 
-        from cp_ray.replay.index_bench import bench_index
-
-        figures = msgspec.to_builtins(bench_index(args.n, args.k, args.seed))
-        if args.json:
-            print(json.dumps(figures))
-        else:
-            print("\n".join(f"{name:>18} {value:10.3f}" for name, value in figures.items()))
-        return 0
+        return run_index(args)
 
     parser.set_defaults(run=run)
 

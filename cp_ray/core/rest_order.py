@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from operator import itemgetter
 
 import msgspec
 
+from cp_ray.core.interned import interned
 from cp_ray.core.types import BlockId, Context
 from cp_ray.errors import InvariantError
 
@@ -30,6 +32,8 @@ LEARN, TEST_EVERY = 256, 4
 """The first requests are all tests, then one in four (a test costs a tenth of a plan)."""
 DECAY = 0.999
 """Weight of a test after one more: about the last thousand tests decide."""
+
+_VALUE = itemgetter(0)
 
 
 class _Past(msgspec.Struct, frozen=True, gc=False):
@@ -71,7 +75,7 @@ class RestOrder:
         prefix: distinct blocks of the context. tokens: of each block.
         """
         taken = set(prefix)
-        ranked = tuple([block for block in context if block not in taken])
+        ranked = tuple([interned(block) for block in context if block not in taken])
         popular = self._popular_first(prefix, ranked, tokens)
         if self._count < LEARN or self._count % TEST_EVERY == 0:
             self._test(context, tokens)
@@ -93,25 +97,24 @@ class RestOrder:
         together = -1
         for block in prefix:
             together &= had.get(block, 0)
-        left = []
+        left: list[tuple[float, BlockId, int, float]] = []
         for block in rest:
             requests = had.get(block, 0) & together
-            if requests.bit_count() >= MIN_SUPPORT:
-                left.append((block, requests, math.sqrt(tokens[block])))
+            support = requests.bit_count()
+            if support >= MIN_SUPPORT:
+                root = math.sqrt(tokens[block])
+                left.append((support * root, block, requests, root))
         placed = []
         while left:
-            best, chosen, together = -1.0, left[0][0], 0
-            for block, requests, root in left:
-                value = requests.bit_count() * root
-                if value > best:
-                    best, chosen, together = value, block, requests
+            _, chosen, together, _ = max(left, key=_VALUE)
             placed.append(chosen)
             narrowed = []
-            for block, requests, root in left:
-                if block != chosen:
+            for _, block, requests, root in left:
+                if block is not chosen:
                     both = requests & together
-                    if both.bit_count() >= MIN_SUPPORT:
-                        narrowed.append((block, both, root))
+                    support = both.bit_count()
+                    if support >= MIN_SUPPORT:
+                        narrowed.append((support * root, block, both, root))
             left = narrowed
         if not placed:
             return rest

@@ -1,4 +1,4 @@
-"""`cp-ray bench reuse` and `cp-ray trace` between the command line and the functions."""
+"""`cp-ray bench index|reuse` and `cp-ray trace` between the command line and the functions."""
 
 from __future__ import annotations
 
@@ -49,6 +49,21 @@ def run_reuse(args: argparse.Namespace) -> int:
     sys.stdout.write((as_json(rows) if args.json else table(rows)) + "\n")
     if args.plot:
         plot(rows, args.plot)
+    return 0
+
+
+def run_index(args: argparse.Namespace) -> int:
+    """Print the costs at every size beside the paper's; the exit status."""
+    from cp_ray.replay.index_bench import as_table, bench_index
+
+    sizes = [one for one in listed("n", args.n, number) if one]
+    builds = None if args.build is None else [n for n in listed("build", args.build, number) if n]
+    figures = bench_index(sizes, args.k, args.seed, builds)
+    if args.json:
+        one_or_all = figures[0] if len(figures) == 1 else figures
+        sys.stdout.write(msgspec.json.encode(one_or_all).decode() + "\n")
+    else:
+        sys.stdout.write(as_table(figures) + "\n")
     return 0
 
 

@@ -95,20 +95,6 @@ def new_postings(forest: Forest, leaves: int, blocks: int) -> Postings:
 
 
 @compiled
-def shared_weight(forest: Forest, one: int, other: int, tokens: Int64) -> int:
-    """Tokens of the blocks both nodes contain."""
-    total = 0
-    a = b = 0
-    while a < forest.size[one] and b < forest.size[other]:
-        left, right = forest.content[one, a], forest.content[other, b]
-        if left == right:
-            total += tokens[left]
-        a += left <= right
-        b += right <= left
-    return total
-
-
-@compiled
 def intersect(forest: Forest, node: int, tokens: Int64) -> bool:
     """Set an inner node's content to what its children share; whether that changed it.
 

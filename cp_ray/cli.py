@@ -130,7 +130,11 @@ def _bench_index(parser: argparse.ArgumentParser) -> None:
 def _bench_reuse(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, required=True, help="folder or file")
     parser.add_argument("--policy", default="none,frequency,paper", help="names, or plan:FILE")
-    parser.add_argument("--ablate", default="", help="also without these: order,schedule,leaders")
+    parser.add_argument(
+        "--ablate",
+        default="",
+        help="also without these: order,schedule,leaders; or under limits: topN,moveN",
+    )
     parser.add_argument("--cache-tokens", default="inf", help="N or inf; or several, by commas")
     parser.add_argument("--in-flight", default="1", help="requests together; or several")
     parser.add_argument("--in-flight-sharing", choices=("step", "finished"), default="step")

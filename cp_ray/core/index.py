@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from cp_ray.core.distance import DEFAULT_ALPHA
+from cp_ray.core.limits import Limits, limited_search
 from cp_ray.core.load import LoadLedger
 from cp_ray.core.memory import Memory
 from cp_ray.core.offline import OfflineOrders
@@ -22,13 +23,7 @@ from cp_ray.core.record import Record, State, record_of
 from cp_ray.core.remembered import RememberedOrders
 from cp_ray.core.replicas import ReplicaTable, Verdict
 from cp_ray.core.rest_order import RestOrder
-from cp_ray.core.search import (
-    Candidate,
-    best_per_holder,
-    exact_search,
-    fixed_search,
-    greedy_search,
-)
+from cp_ray.core.search import Candidate, best_per_holder, fixed_search, greedy_search
 from cp_ray.core.trust import Trust, TrustLedger
 from cp_ray.core.types import (
     BlockId,
@@ -54,7 +49,7 @@ class ContextIndex:
     """All trees, records, replicas and load; every public method leaves `check()` true.
 
     search: "exact" for serving, "paper" for Algorithm 1. max_records bounds memory: past it the
-    oldest record is forgotten. offline: orders to start warm from.
+    oldest record is forgotten. offline: orders to start warm from. limits: how far blocks move.
     """
 
     def __init__(
@@ -63,6 +58,7 @@ class ContextIndex:
         search: Literal["exact", "paper"] = "exact",
         max_records: int = 100_000,
         offline: OfflineOrders | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.alpha = alpha
         self.replicas = ReplicaTable()
@@ -70,7 +66,8 @@ class ContextIndex:
         self.ledger = LoadLedger()
         self.utilisation = Utilisation()
         self.offline = offline or OfflineOrders()
-        self.rest_order = RestOrder()
+        self.limits = limits or Limits()
+        self.rest_order = RestOrder(limits=self.limits)
         self._search = search
         self._max_records = max_records
         self.memory = Memory(RememberedOrders(REMEMBERED))
@@ -145,10 +142,10 @@ class ContextIndex:
             return []
         if not request.movable:
             return fixed_search(tree.root, request.context, tokens)
-        if self._search == "paper":
+        if self._search == "paper" and not self.limits.bind:
             return greedy_search(tree.root, request.context, tokens, self.alpha)
         familiar = self.rest_order.popular
-        return exact_search(tree.root, request.context, tokens, remembered=familiar)
+        return limited_search(tree.root, request.context, tokens, self.limits, familiar)
 
     def _order(
         self,
@@ -162,7 +159,7 @@ class ContextIndex:
         if not request.movable:
             return request.context, 0
         if not candidates:
-            candidates = exact_search(self.offline.root, request.context, tokens)
+            candidates = limited_search(self.offline.root, request.context, tokens, self.limits)
         path = best_path(candidates, self.replicas.bit(chosen), self.rest_order.trust)
         given_up = match.tokens - path.held_tokens if match else 0
         if self._search == "paper":

@@ -16,6 +16,7 @@ from operator import itemgetter
 import msgspec
 
 from cp_ray.core.interned import interned
+from cp_ray.core.limits import Limits
 from cp_ray.core.types import BlockId, Context
 from cp_ray.errors import InvariantError
 
@@ -51,8 +52,9 @@ class _Past(msgspec.Struct, frozen=True, gc=False):
 class RestOrder:
     """Owner of what the last MEMORY requests had, and of the contest of the two rules."""
 
-    def __init__(self, memory: int = MEMORY) -> None:
+    def __init__(self, memory: int = MEMORY, limits: Limits | None = None) -> None:
         self._memory = memory
+        self._limits = limits or Limits()
         self._count = 0
         self._ring: list[_Past] = []
         self._had: dict[BlockId, int] = {}
@@ -72,11 +74,13 @@ class RestOrder:
     def arrange(self, context: Context, prefix: Context, tokens: Mapping[BlockId, int]) -> Context:
         """The context with `prefix` in front and the rest by the leading rule; remembers it.
 
-        prefix: distinct blocks of the context. tokens: of each block.
+        prefix: distinct blocks of the context, in an order the limits allow. tokens: of each block.
         """
         taken = set(prefix)
         ranked = tuple([interned(block) for block in context if block not in taken])
         popular = self._popular_first(prefix, ranked, tokens)
+        if self._limits.bind:
+            popular = self._limits.hold(context, prefix + popular)[len(prefix) :]
         if self._count < LEARN or self._count % TEST_EVERY == 0:
             self._test(context, tokens)
         led = self.popular

@@ -12,7 +12,7 @@ import msgspec
 
 from cp_ray.errors import ConfigError
 from cp_ray.replay.ablation import PARTS
-from cp_ray.replay.registry import parts_of
+from cp_ray.replay.registry import has_arm, is_limit
 from cp_ray.replay.reuse import Bench, ReuseOptions, ReuseRow
 
 T = TypeVar("T")
@@ -127,11 +127,13 @@ def _with_arms(policies: str, ablate: str) -> tuple[str, ...]:
     """Each policy, followed by itself without each of the parts that it has."""
     parts = [part.strip() for part in ablate.split(",") if part.strip()]
     for part in parts:
-        if part not in PARTS:
-            raise ConfigError(f"--ablate: {part!r} is not one of {', '.join(PARTS)}")
+        if part not in PARTS and not is_limit(part):
+            raise ConfigError(
+                f"--ablate: {part!r} is not one of {', '.join(PARTS)}, topN, moveN", param="ablate"
+            )
     names = [name.strip() for name in policies.split(",") if name.strip()]
     return tuple(
         arm
         for name in names
-        for arm in (name, *(f"{name}-{part}" for part in parts if part in parts_of(name)))
+        for arm in (name, *(f"{name}-{part}" for part in parts if has_arm(name, part)))
     )

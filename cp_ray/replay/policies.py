@@ -16,6 +16,7 @@ import msgspec
 
 from cp_ray.core.dedup import deduplicate
 from cp_ray.core.index import ContextIndex
+from cp_ray.core.limits import Limits
 from cp_ray.core.merging import THOROUGH, merge
 from cp_ray.core.scheduling import schedule
 from cp_ray.core.types import (
@@ -141,8 +142,9 @@ class Offline(AsTheyCame):
     plans = True
     by_capacity = False
 
-    def __init__(self, moves_per_context: int = THOROUGH) -> None:
+    def __init__(self, moves_per_context: int = THOROUGH, limits: Limits | None = None) -> None:
         self._moves = moves_per_context
+        self._limits = limits or Limits()
 
     def arrange(self, requests: Sequence[TraceRequest]) -> list[TraceRequest]:
         """Blocks and requests as `merge` orders them."""
@@ -153,7 +155,9 @@ class Offline(AsTheyCame):
         moved = []
         for position in merged.sequence:
             request = requests[position]
-            context = merged.contexts[position] if request.movable else request.context
+            context = request.context
+            if request.movable:
+                context = self._limits.hold(context, merged.contexts[position])
             moved.append(request.reordered(context))
         return moved
 
@@ -163,8 +167,13 @@ class Indexed(AsTheyCame):
 
     plans = True
 
-    def __init__(self, search: Literal["paper", "exact"], capacity_tokens: int | None) -> None:
-        self._index = ContextIndex(search=search, max_records=_NO_LIMIT)
+    def __init__(
+        self,
+        search: Literal["paper", "exact"],
+        capacity_tokens: int | None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._index = ContextIndex(search=search, max_records=_NO_LIMIT, limits=limits)
         self._index.set_replicas([ReplicaInfo(_REPLICA, 1, capacity_tokens or _NO_LIMIT)])
         self._now = 0.0
         self._seq = 0

@@ -40,6 +40,7 @@ from cp_ray.core.types import (
     Settled,
     Step,
 )
+from cp_ray.core.window_order import plan_in_turn
 
 REMEMBERED = 10_000
 """Evicted orders kept: some 1 KB each."""
@@ -86,7 +87,7 @@ class ContextIndex:
             self._assigned.pop(replica, None)
 
     def plan(self, requests: Sequence[PlanRequest], now: float) -> list[Step]:
-        """One step per request, in order; each sees the reservations of those before it.
+        """One step per request, in the order of sending; each sees those before it.
 
         now: seconds, any origin, not decreasing.
         """
@@ -96,6 +97,10 @@ class ContextIndex:
             if record is not None and record.state is State.PLANNED:
                 self.memory.remove(request)  # perhaps never prefilled: no report would clear it
         self.utilisation.observe(self.ledger.busy_share(len(self.replicas.live)), now)
+        if len(requests) > 1 and self._search == "exact":
+            return plan_in_turn(
+                requests, self.memory, self._candidates, lambda one: self._plan_one(one, now)
+            )
         return [self._plan_one(request, now) for request in requests]
 
     def _plan_one(self, request: PlanRequest, now: float) -> Step:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
 from types import MappingProxyType
 from typing import cast
 
@@ -56,12 +55,12 @@ class ContextNode:
     @property
     def context(self) -> Context:
         """The blocks from the root to here."""
-        edges = []
-        node: ContextNode | None = self
+        context = self.edge
+        node = self.parent
         while node is not None:
-            edges.append(node.edge)
+            context = node.edge + context
             node = node.parent
-        return tuple(chain.from_iterable(reversed(edges)))
+        return context
 
     @property
     def search_path(self) -> tuple[int, ...]:

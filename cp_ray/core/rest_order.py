@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from operator import itemgetter
 
 import msgspec
 
@@ -33,8 +32,6 @@ LEARN, TEST_EVERY = 256, 4
 """The first requests are all tests, then one in four (a test costs a tenth of a plan)."""
 DECAY = 0.999
 """Weight of a test after one more: about the last thousand tests decide."""
-
-_VALUE = itemgetter(0)
 
 
 class _Past(msgspec.Struct, frozen=True, gc=False):
@@ -101,24 +98,28 @@ class RestOrder:
         together = -1
         for block in prefix:
             together &= had.get(block, 0)
-        left: list[tuple[float, BlockId, int, float]] = []
+        left = []
+        most, best, behind = 0.0, None, 0
         for block in rest:
             requests = had.get(block, 0) & together
             support = requests.bit_count()
             if support >= MIN_SUPPORT:
                 root = math.sqrt(tokens[block])
-                left.append((support * root, block, requests, root))
+                left.append((block, requests, root))
+                if support * root > most:
+                    most, best, behind = support * root, block, requests
         placed = []
-        while left:
-            _, chosen, together, _ = max(left, key=_VALUE)
-            placed.append(chosen)
+        while best is not None:
+            placed.append(best)
+            chosen, together, most, best = best, behind, 0.0, None
             narrowed = []
-            for _, block, requests, root in left:
-                if block is not chosen:
-                    both = requests & together
-                    support = both.bit_count()
-                    if support >= MIN_SUPPORT:
-                        narrowed.append((support * root, block, both, root))
+            for block, requests, root in left:
+                both = requests & together
+                support = both.bit_count()
+                if support >= MIN_SUPPORT and block is not chosen:
+                    narrowed.append((block, both, root))
+                    if support * root > most:
+                        most, best, behind = support * root, block, both
             left = narrowed
         if not placed:
             return rest

@@ -2,7 +2,7 @@
 
 none: as they came. frequency: the offline reference, every block by how many requests have it,
 requests in lexicographic order of that (an FP-tree's order). paper: Algorithms 1, 2 and 5 online.
-online: the same with the exact search that serving uses. offline: our construction over the
+online: what serving does, exact search and windows held first. offline: our construction over the
 whole trace (core/merging.py), depth first.
 """
 
@@ -174,22 +174,24 @@ class Indexed(AsTheyCame):
         limits: Limits | None = None,
     ) -> None:
         self._index = ContextIndex(search=search, max_records=_NO_LIMIT, limits=limits)
+        self._by_branch = search == "paper"
         self._index.set_replicas([ReplicaInfo(_REPLICA, 1, capacity_tokens or _NO_LIMIT)])
         self._now = 0.0
         self._seq = 0
 
     def plan(self, window: Sequence[TraceRequest]) -> list[Sent]:
-        """Order each context behind what the replica holds, then schedule the window.
+        """Order each context behind what the replica holds; `paper` then schedules the window.
 
         Blocks that the conversation's earlier turns hold are left out (Algorithm 3).
         """
         self._now += 1.0
         asked = {request.request_id: request for request in window}
         steps = self._index.plan([_plan_request(request) for request in window], self._now)
+        if self._by_branch:
+            steps = [step for group in schedule(steps) for step in group]
         return [
             Sent(asked[step.request_id], step.context, _repeated(asked[step.request_id]))
-            for group in schedule(steps)
-            for step in group
+            for step in steps
         ]
 
     def settled(self, sent: Sent, cached_tokens: int) -> None:

@@ -28,10 +28,13 @@ UNUSED = -2
 
 
 def compiled(function: F) -> F:
-    """The function as machine code, kept on disk between processes; itself without numba."""
+    """The function as machine code, kept on disk between processes; itself without numba.
+
+    Other threads run meanwhile: one may show the progress.
+    """
     if not COMPILES:
         return function
-    made: F = _numba.njit(cache=True)(function)
+    made: F = _numba.njit(cache=True, nogil=True)(function)
     return made
 
 

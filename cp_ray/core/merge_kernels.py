@@ -166,10 +166,11 @@ def _nearest(
 
 
 @compiled
-def merge_greedily(forest: Forest, leaves: int, tokens: Int64) -> int:
+def merge_greedily(forest: Forest, leaves: int, tokens: Int64, done: Int64) -> int:
     """Merge roots until none share a block; returns the number of nodes in use.
 
-    tokens: of each block number, at least 1. Ties go to the lower node number.
+    tokens: of each block number, at least 1. Ties go to the lower node number. done: shape (1,),
+    counts up: one for each leaf, one for each merge.
     """
     postings = new_postings(forest, leaves, len(tokens))
     scratch = _Scratch(
@@ -186,6 +187,7 @@ def merge_greedily(forest: Forest, leaves: int, tokens: Int64) -> int:
         partner[node], gain[node] = _nearest(forest, node, postings, tokens, scratch)
         if gain[node] > 0:
             heap.append((-int(gain[node]), node))
+        done[0] += 1
     heapify(heap)
     used = leaves
     while len(heap) > 0:
@@ -199,6 +201,7 @@ def merge_greedily(forest: Forest, leaves: int, tokens: Int64) -> int:
             _enlist(forest, used, postings)
             node = used
             used += 1
+            done[0] += 1
         partner[node], gain[node] = _nearest(forest, node, postings, tokens, scratch)
         if gain[node] > 0:
             heappush(heap, (-int(gain[node]), node))

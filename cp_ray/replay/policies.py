@@ -17,7 +17,7 @@ import msgspec
 from cp_ray.core.dedup import deduplicate
 from cp_ray.core.index import ContextIndex
 from cp_ray.core.limits import Limits
-from cp_ray.core.merging import THOROUGH, merge
+from cp_ray.core.merging import THOROUGH, merge, steps
 from cp_ray.core.scheduling import schedule
 from cp_ray.core.types import (
     BlockId,
@@ -32,6 +32,7 @@ from cp_ray.core.types import (
     RequestId,
     Settled,
 )
+from cp_ray.progress import watched
 from cp_ray.replay.trace import TraceRequest
 
 _REPLICA = ReplicaId("replay")
@@ -151,7 +152,9 @@ class Offline(AsTheyCame):
         tokens: dict[BlockId, int] = {}
         for request in requests:
             tokens.update(zip(request.context, request.block_tokens, strict=True))
-        merged = merge([request.context for request in requests], tokens, self._moves)
+        contexts = [request.context for request in requests]
+        with watched("offline order", steps(len(contexts), self._moves)) as done:
+            merged = merge(contexts, tokens, self._moves, done=done)
         moved = []
         for position in merged.sequence:
             request = requests[position]

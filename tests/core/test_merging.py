@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cp_ray.core import anneal_kernels, forest, merge_kernels
-from cp_ray.core.merging import FAST, merge
+from cp_ray.core.merging import FAST, merge, steps
 from cp_ray.core.types import BlockId, Context
 
 SIZES = {BlockId(f"b{n}"): 10 + 7 * (n % 5) for n in range(40)}
@@ -105,6 +105,12 @@ def test_it_is_near_the_optimum_on_small_instances(moves, floor):
     assert sum(shares) / len(shares) >= floor, shares
 
 
+def test_it_counts_how_far_it_is():
+    done = np.zeros(1, np.int64)
+    merge(families(2, 20), SIZES, 5, done=done)
+    assert 20 * (1 + 5) < done[0] <= steps(20, 5)
+
+
 def test_local_search_finds_what_greedy_merging_misses():
     contexts = families(4, 60)
     greedy = merge(contexts, SIZES, FAST).reused_tokens
@@ -136,5 +142,5 @@ def test_a_full_posting_list_takes_the_merged_node():
     rows = np.array([[0, 1, 2], [0, 1, 2], [0, 1, 3], [0, 2, 3]], np.int32)
     tokens = np.array([5, 4, 3, 2], np.int64)
     grown = forest.new_forest(rows, np.full(4, 3, np.int32), tokens)
-    assert merge_kernels.merge_greedily(grown, 4, tokens) == 7
+    assert merge_kernels.merge_greedily(grown, 4, tokens, np.zeros(1, np.int64)) == 7
     assert grown.weight[4:7].sum() == (5 + 4 + 3) + (5 + 4) + 5

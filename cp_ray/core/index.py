@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from cp_ray.core.distance import DEFAULT_ALPHA
+from cp_ray.core.interned import interned
 from cp_ray.core.limits import Limits, limited_search
 from cp_ray.core.load import LoadLedger
 from cp_ray.core.memory import Memory
@@ -162,13 +163,14 @@ class ContextIndex:
     ) -> tuple[Context, int]:
         """Algorithm 2 behind the prefix followed; the held tokens given up (decision 0009)."""
         if not request.movable:
-            return request.context, 0
+            return tuple(map(interned, request.context)), 0
         if not candidates:
             candidates = limited_search(self.offline.root, request.context, tokens, self.limits)
         path = best_path(candidates, self.replicas.bit(chosen), self.rest_order.trust)
         given_up = match.tokens - path.held_tokens if match else 0
         if self._search == "paper":
-            return order(request.context, path.prefix), given_up
+            context = tuple(map(interned, request.context))
+            return order(context, path.prefix), given_up
         return self.rest_order.arrange(request.context, path.prefix, tokens), given_up
 
     def _reusable(self, request: PlanRequest, replica: ReplicaId, match: Candidate | None) -> int:

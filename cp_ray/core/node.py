@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import cast
 
 from cp_ray.core.types import BlockId, Context, RequestId
 
@@ -74,14 +73,18 @@ class ContextNode:
 
     def adopt(self, child: ContextNode) -> None:
         """Put a child under the first block of its edge, in place of any that was there."""
-        if self.children is NO_CHILDREN:
-            self.children = {}
-        cast(dict[BlockId, ContextNode], self.children)[child.edge[0]] = child
+        children = self.children
+        if isinstance(children, dict):
+            children[child.edge[0]] = child
+        else:
+            self.children = {child.edge[0]: child}
 
     def disown(self, child: ContextNode) -> None:
         """Take a child out."""
-        del cast(dict[BlockId, ContextNode], self.children)[child.edge[0]]
-        if not self.children:
+        children = self.children
+        if isinstance(children, dict):
+            del children[child.edge[0]]
+        if not children:
             self.children = NO_CHILDREN
 
     @property

@@ -8,7 +8,7 @@ nodes carry the bit set of their holders.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 import msgspec
 
@@ -46,8 +46,9 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
         return self.node.context[: self.length]
 
 
-_Open = tuple[ContextNode, int, int, Candidate | None]
-"""A node that matched whole: its tokens, its familiarity, its candidate."""
+_Open = tuple[int, ContextNode, int, int, Candidate | None]
+"""A node that matched whole: requests that passed, itself, tokens, familiarity, candidate."""
+_PASSED = itemgetter(0)
 
 
 def greedy_search(
@@ -95,12 +96,12 @@ def exact_search(
     prefix is the one worth most tokens among these. remembered: with orders nobody holds now.
     """
     found: list[Candidate] = []
-    stack: list[_Open] = [(root, 0, 0, None)]
+    stack: list[_Open] = [(0, root, 0, 0, None)]
     size = tokens.get
     few = len(context) // 2
     top, top_holders = 0, 0
     while stack and budget > 0:
-        node, gained_above, familiar_above, above = stack.pop()
+        _, node, gained_above, familiar_above, above = stack.pop()
         children = node.children
         matching: Iterable[ContextNode]
         # `tokens` has exactly the context's blocks as keys: look up from the side that is cheaper.
@@ -135,15 +136,11 @@ def exact_search(
             if gained > top:
                 top, top_holders = gained, holders
             if not ends:
-                deeper.append((child, gained, familiar, here))
+                deeper.append((passed, child, gained, familiar, here))
         if len(deeper) > 1:
-            deeper.sort(key=_frequency)
+            deeper.sort(key=_PASSED)
         stack += deeper
     return found
-
-
-def _frequency(open_: _Open) -> int:
-    return open_[0].frequency
 
 
 def fixed_search(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cp_ray.core.interned import interned
 from cp_ray.core.node import ContextNode
 from cp_ray.core.remembered import RememberedOrders
 from cp_ray.core.types import Context, RequestId
@@ -75,8 +74,7 @@ class ContextTree:
         while depth < whole:
             child = node.children.get(context[depth])
             if child is None:
-                edge = tuple(map(interned, context[depth:]))
-                child = ContextNode(edge, node, node.next_slot)
+                child = ContextNode(context[depth:], node, node.next_slot)
                 node.next_slot += 1
                 node.adopt(child)
                 self._remembered.grown(node)

@@ -116,7 +116,6 @@ def _bench_index(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--n", default="2000", help="stored contexts; or several, by commas")
     parser.add_argument("--k", type=int, default=15)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--build", help="time constructions of so many; default: as --n")
     parser.add_argument("--json", action="store_true")
 
     def run(args: argparse.Namespace) -> int:

@@ -57,8 +57,7 @@ def run_index(args: argparse.Namespace) -> int:
     from cp_ray.replay.index_bench import as_table, bench_index
 
     sizes = [one for one in listed("n", args.n, number) if one]
-    builds = None if args.build is None else [n for n in listed("build", args.build, number) if n]
-    figures = bench_index(sizes, args.k, args.seed, builds)
+    figures = bench_index(sizes, args.k, args.seed)
     if args.json:
         one_or_all = figures[0] if len(figures) == 1 else figures
         sys.stdout.write(msgspec.json.encode(one_or_all).decode() + "\n")

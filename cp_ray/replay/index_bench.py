@@ -42,6 +42,7 @@ BLOCKS, SKEW, SIZE = 600, 0.9, 600
 PROBES, RUNS = 500, 5
 WEIGHED = 20_000
 """Contexts at most whose memory is weighed: tracing every allocation triples the time."""
+BUILD_UP_TO = 100_000
 REPLICA, HEAD = ReplicaId("r0"), HeadId("bench")
 PAPER_US = {"search": 68.0, "order": 47.0, "dedup": 144.0, "plan": 259.0}
 """Table 6: 2,000 requests, k = 15, an A6000 host; plan is the sum."""
@@ -50,14 +51,16 @@ PAPER_BUILD_S = {2000: "8 (GPU 0.82)", 12_000: "- (GPU 7.48)"}
 
 
 class IndexFigures(msgspec.Struct, frozen=True):
-    """Microseconds; build_s: seconds of `merge` over n contexts, None where it was not asked.
+    """Microseconds; build_s: seconds of `merge` over n contexts, None above BUILD_UP_TO.
 
-    peak_rss_mb: of the process so far. insert: record, tree and list of a planned request.
+    build_rss_mb, peak_rss_mb: most of the process so far, after building and after planning.
+    insert: record, tree and list of a planned request.
     """
 
     n: int
     k: int
     build_s: float | None
+    build_rss_mb: float | None
     peak_rss_mb: float
     search_us_p50: float
     order_us_p50: float
@@ -70,21 +73,16 @@ class IndexFigures(msgspec.Struct, frozen=True):
     bytes_per_context: float
 
 
-def bench_index(
-    sizes: Sequence[int], k: int = 15, seed: int = 0, builds: Sequence[int] | None = None
-) -> list[IndexFigures]:
-    """Fill one index to each of `sizes` in turn, and time each operation there.
-
-    builds: those of `sizes` at which an offline construction is timed as well, default all up to
-    100,000.
-    """
+def bench_index(sizes: Sequence[int], k: int = 15, seed: int = 0) -> list[IndexFigures]:
+    """Build offline at each of `sizes`, then fill one index to each in turn and time it there."""
     asked = sorted(set(sizes))
-    built = {n: _build_s(n, k, seed) for n in (asked if builds is None else builds) if n <= 100_000}
+    built = {n: (_build_s(n, k, seed), peak_rss_mb()) for n in asked if n <= BUILD_UP_TO}
     bench = _Bench(k, seed, max_records=asked[-1] + PROBES)
     figures = []
     for n in asked:
         bench.fill_to(n)
-        figures.append(bench.figures(built.get(n), _bytes_per_context(min(n, WEIGHED), k, seed)))
+        weight = _bytes_per_context(min(n, WEIGHED), k, seed)
+        figures.append(bench.figures(*built.get(n, (None, None)), weight))
     return figures
 
 
@@ -108,7 +106,10 @@ def as_table(figures: Sequence[IndexFigures]) -> str:
     for one in figures:
         if one.build_s is not None:
             paper = PAPER_BUILD_S.get(one.n, "-")
-            lines.append(f"build {one.n:,} contexts: {one.build_s:.2f} s (paper: {paper} s)")
+            lines.append(
+                f"build {one.n:,} contexts: {one.build_s:.2f} s, {one.build_rss_mb:,.0f} MB "
+                f"(paper: {paper} s)"
+            )
     return "\n".join(lines)
 
 
@@ -134,13 +135,16 @@ class _Bench:
                 self._stored += 1
                 progress.update()
 
-    def figures(self, build_s: float | None, weight: float) -> IndexFigures:
+    def figures(
+        self, build_s: float | None, build_rss_mb: float | None, weight: float
+    ) -> IndexFigures:
         runs = [self._run() for _ in range(RUNS)]
         best = {name: min(_share(run[name], 0.5) for run in runs) for name in runs[0]}
         return IndexFigures(
             n=self._stored,
             k=self._k,
             build_s=build_s,
+            build_rss_mb=build_rss_mb,
             peak_rss_mb=peak_rss_mb(),
             search_us_p50=best["search"],
             order_us_p50=best["order"],

@@ -57,6 +57,8 @@ def run_index(args: argparse.Namespace) -> int:
     from cp_ray.replay.index_bench import as_table, bench_index
 
     sizes = [one for one in listed("n", args.n, number) if one]
+    if not sizes:
+        raise ConfigError("--n: give a number of stored contexts, 1 or more", param="n")
     figures = bench_index(sizes, args.k, args.seed)
     if args.json:
         one_or_all = figures[0] if len(figures) == 1 else figures

@@ -81,8 +81,9 @@ def bench_index(sizes: Sequence[int], k: int = 15, seed: int = 0) -> list[IndexF
     figures = []
     for n in asked:
         bench.fill_to(n)
+        build_s, build_rss_mb = built.get(n, (None, None))
         weight = _bytes_per_context(min(n, WEIGHED), k, seed)
-        figures.append(bench.figures(*built.get(n, (None, None)), weight))
+        figures.append(bench.figures(build_s, build_rss_mb, weight))
     return figures
 
 

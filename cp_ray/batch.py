@@ -23,9 +23,9 @@ from cp_ray.core.scheduling import schedule
 from cp_ray.core.types import Context, RequestId
 from cp_ray.errors import ConfigError, InvalidRequest
 from cp_ray.router.api import ChatRequest, CompletionRequest
-from cp_ray.router.assembly import blocks_of
 from cp_ray.router.auth import DEFAULT, Tenant
 from cp_ray.router.limits import parse, read_json
+from cp_ray.router.placing import blocks_of
 
 Json = dict[str, Any]
 TIMEOUT_S = 600.0

@@ -25,9 +25,19 @@ class Block(msgspec.Struct, frozen=True):
 
 def make_block(region: str, title: str | None, text: str) -> Block:
     """Render a document. region: whose requests may share it; it salts the id, not the label."""
-    label = label_of(f"{title or ''}\0{text}".encode())
+    label = label_of(content_of(title, text))
     heading = f"[Doc {label}] {title}" if title else f"[Doc {label}]"
     return _block(region, label, f"{heading}\n{text}\n\n")
+
+
+def content_of(title: str | None, text: str) -> bytes:
+    """What a label is made of."""
+    return f"{title or ''}\0{text}".encode()
+
+
+def shortened_block(region: str, block: Block, text: str) -> Block:
+    """`block` with parts of its text replaced by pointers (core/chunk_dedup.py)."""
+    return _block(region, block.label, text)
 
 
 def location_block(region: str, block: Block) -> Block:

@@ -1,7 +1,7 @@
 """Multi-turn de-duplication over HTTP with a real Valkey: what a record may and may not do."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 
 from cp_ray.core.types import RequestId
 from cp_ray.errors import EngineError
-from cp_ray.router.conversation import MAX_BYTES, Conversations, Record, Turn
+from cp_ray.router.conversation import Conversations, Turn
 from cp_ray.store.client import Store
 from cp_ray.store.embedded import EmbeddedServer
 from tests.shells.http_support import HTTP, Bench, MemoryStore, running
@@ -29,11 +29,13 @@ class LoopStore:
         self._store = self._store or await Store.connect(self._url, "test")
         return self._store
 
-    async def get_record(self, key: str) -> bytes | None:
-        return await (await self._connected()).get_record(key)
+    async def get_records(self, keys: Sequence[str], ttl_s: int) -> list[bytes | None]:
+        return await (await self._connected()).get_records(keys, ttl_s)
 
-    async def put_record(self, key: str, value: bytes, ttl_s: int) -> None:
-        await (await self._connected()).put_record(key, value, ttl_s)
+    async def put_records(
+        self, values: Mapping[str, bytes], ttl_s: int, absent: Collection[str] = ()
+    ) -> None:
+        await (await self._connected()).put_records(values, ttl_s, absent)
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +199,7 @@ def test_a_record_that_cannot_be_read_counts_as_none() -> None:
     with running(Bench(store=store)) as bench:
         chat = Chat(bench, "corrupt")
         chat.ask("first?", A)
-        (key,) = store.records
+        (key,) = (key for key in store.records if key.startswith("turn:"))
         store.records[key] = b"\x07not ours"
         assert chat.ask("second?", A)["cp_ray"]["repeated"] == []
         assert bench.service.conversations.failures == 1
@@ -205,7 +207,12 @@ def test_a_record_that_cannot_be_read_counts_as_none() -> None:
 
 def test_a_record_over_its_size_is_not_kept() -> None:
     store = MemoryStore()
-    conversations = Conversations(store, 60)
-    large = Record("p", (Turn("u", ("x" * MAX_BYTES,), ()),), RequestId("r"))
-    asyncio.run(conversations.save("k", large))
-    assert store.records == {}
+    conversations = Conversations(store, 60, max_bytes=1000)
+    turn = Turn(RequestId("r"), ("x" * 600,), (), ())
+
+    async def save_both() -> None:
+        await conversations.save("t", "c", "link 1", turn)
+        await conversations.save("t", "c", "link 2", turn, earlier_bytes=turn.size)
+        assert await conversations.load("t", "c", ["link 1", "link 2"]) == (turn,)
+
+    asyncio.run(save_both())

@@ -127,18 +127,20 @@ class Assembler:
         request_id: RequestId,
         *,
         reuse: Reuse = "full",
-        turns: Sequence[Turn] = (),
+        turns: Sequence[Turn] | None = (),
     ) -> Prepared:
         """Cut, de-duplicate and count. Raises InvalidRequest where the chat template refuses.
 
-        turns: recorded ones that the history begins with, as `links` names them.
+        turns: recorded ones that the history begins with, as `links` names them; None when they
+        could not be read, and then those that may be there are left alone.
         """
         asked, links = request, self.links(request)
-        earlier = tuple(turns[: max(len(links) - 1, 0)])
+        known = turns or ()
+        earlier = tuple(known[: max(len(links) - 1, 0)])
         begun: Turn | None = None
         if isinstance(request, ChatRequest):
-            if len(links) == len(turns) > 0 and request.messages[-1].role != "user":
-                begun = turns[-1]
+            if len(links) == len(known) > 0 and request.messages[-1].role != "user":
+                begun = known[-1]
             request = self._lift(request, tenant, earlier)
             head, question, tail = self._cut_chat(request, earlier)
         else:
@@ -173,7 +175,9 @@ class Assembler:
             ending=ending,
             tail=tail,
             annotation_tokens=self._tokens(annotation) if annotation else 0,
-            kept=_kept(asked, links, earlier, placed.seen) if links else None,
+            kept=_kept(asked, links, earlier, placed.seen, read=turns is not None)
+            if links
+            else None,
         )
 
     def finish(self, prepared: Prepared, order: Context) -> Finished:
@@ -253,12 +257,17 @@ class Assembler:
 
 
 def _kept(
-    request: Request, links: Sequence[str], earlier: Sequence[Turn], seen: tuple[BlockId, ...]
+    request: Request,
+    links: Sequence[str],
+    earlier: Sequence[Turn],
+    seen: tuple[BlockId, ...],
+    *,
+    read: bool,
 ) -> Kept:
-    """request: as the client sent it."""
+    """request: as the client sent it. read: whether the records could be read."""
     messages = request.messages if isinstance(request, ChatRequest) else ()
     users = [message.content for message in messages if message.role == "user"]
-    plain = list(zip(links, users, strict=True))[len(earlier) : -1]
+    plain = list(zip(links, users, strict=True))[len(earlier) : -1] if read else []
     return Kept(links[-1], seen, tuple(plain), sum(turn.size for turn in earlier))
 
 

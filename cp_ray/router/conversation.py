@@ -78,8 +78,10 @@ class Conversations:
         self._max_bytes = max_bytes
         self.failures = 0
 
-    async def load(self, tenant: str, conversation: str, links: Sequence[str]) -> tuple[Turn, ...]:
-        """Recorded turns that this history begins with; none for any reason at all.
+    async def load(
+        self, tenant: str, conversation: str, links: Sequence[str]
+    ) -> tuple[Turn, ...] | None:
+        """Recorded turns that this history begins with; None when they cannot be read now.
 
         links: of `history.chain`, one for each user message. Reading renews the time to live.
         """
@@ -91,7 +93,7 @@ class Conversations:
                 return await self._read(self._store, keys)
         except (CpRayError, TimeoutError) as error:
             self._failed("read", error)
-        return ()
+        return None
 
     async def _read(self, store: RecordStore, keys: Sequence[str]) -> tuple[Turn, ...]:
         found: list[_Stored] = []
@@ -126,8 +128,8 @@ class Conversations:
     ) -> None:
         """Keep the turn, unless the conversation is too large with it.
 
-        plain: (link, text) of user messages before it that had no record: they get one, so that
-        the turn can be found, unless theirs could only not be read. earlier_bytes: of the others.
+        plain: (link, text) of user messages before it that have no record: they get one, so that
+        the turn can be found. earlier_bytes: of the others.
         """
         size = earlier_bytes + turn.size + sum(len(text.encode()) for _, text in plain)
         if self._store is None or size > self._max_bytes:
@@ -150,11 +152,10 @@ class Conversations:
                     pieces.append(_Text(key))
             stored = _Stored(one.request_id, tuple(pieces), one.context, one.seen)
             turns[turn_key(tenant, conversation, each)] = wire.encode(stored)
-        absent = [turn_key(tenant, conversation, before_link) for before_link, _ in before]
         try:
             async with asyncio.timeout(_WRITE_S):
                 # Texts first: a turn that is found has its texts.
-                await self._store.put_records({**records, **turns}, self._ttl_s, absent)
+                await self._store.put_records({**records, **turns}, self._ttl_s)
         except (CpRayError, TimeoutError) as error:
             self._failed("write", error)
 

@@ -32,9 +32,9 @@ TEXT_FIELDS = frozenset(["text", "content", "snippet", "page_content", "body", "
 """A result has exactly one of these."""
 IDENTIFYING_FIELDS = frozenset(
     ("id", "_id", "doc_id", "url", "link", "href", "path", "title", "name", "source", "metadata")
-    + ("score", "_score", "distance")
 )
-"""A result has at least one of these."""
+"""A result has at least one of these, or a score."""
+_SCORES = frozenset(("score", "_score", "distance"))
 _WRAPPERS = frozenset(["_source", "document", "payload", "node"])
 LEAST_CHARS = 80
 """A shorter text is not worth a heading and a label."""
@@ -151,7 +151,7 @@ def _result(item: _Node) -> Iterator[Found]:
     inner = next((fields[key].value for key in fields if key in _WRAPPERS), None)
     holder = inner if isinstance(inner, dict) else fields
     texts = [holder[key] for key in holder if key in TEXT_FIELDS]
-    if len(texts) != 1 or not IDENTIFYING_FIELDS & (fields.keys() | holder.keys()):
+    if len(texts) != 1 or not (IDENTIFYING_FIELDS | _SCORES) & (fields.keys() | holder.keys()):
         return
     (node,) = texts
     if isinstance(node.value, str) and _worth(node.value) and "\0" not in node.value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from cp_ray.core.types import Feedback, PlanRequest, Step
@@ -32,13 +32,8 @@ class RecordStore(Protocol):
     async def get_records(self, keys: Sequence[str], ttl_s: int) -> list[bytes | None]:
         """The values, None where there is none; each found is kept `ttl_s` seconds from now."""
 
-    async def put_records(
-        self, values: Mapping[str, bytes], ttl_s: int, absent: Collection[str] = ()
-    ) -> None:
-        """Keep the values for `ttl_s` seconds, written in their order.
-
-        absent: keys among them that are written only where there is no value.
-        """
+    async def put_records(self, values: Mapping[str, bytes], ttl_s: int) -> None:
+        """Keep the values for `ttl_s` seconds, written in their order."""
 
 
 FetchInfo = Callable[[], Awaitable[EngineInfo]]

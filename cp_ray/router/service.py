@@ -133,7 +133,7 @@ class Service:
 
     async def prepare(self, request: Request, tenant: Tenant, reuse: Reuse) -> Prepared:
         """Read the conversation, assemble, and check that the prompt fits the model."""
-        turns: tuple[Turn, ...] = ()
+        turns: tuple[Turn, ...] | None = ()
         if request.conversation is not None:
             links = self.assembler.links(request)
             turns = await self.conversations.load(tenant.name, request.conversation, links)
@@ -145,7 +145,7 @@ class Service:
             reuse=reuse,
             turns=turns,
         )
-        large = _size(request) + sum(turn.size for turn in turns) > _THREAD_BYTES
+        large = _size(request) + sum(turn.size for turn in turns or ()) > _THREAD_BYTES
         prepared = await asyncio.to_thread(work) if large else work()
         return self._fit(prepared, request, await self._context_length())
 

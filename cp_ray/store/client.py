@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import redis.asyncio as aioredis
@@ -113,16 +113,11 @@ class Store:
         values: list[bytes | None] = await self._bounded(pipe.execute())
         return values
 
-    async def put_records(
-        self, values: Mapping[str, bytes], ttl_s: int, absent: Collection[str] = ()
-    ) -> None:
-        """Write several records, in order; they expire `ttl_s` seconds from now.
-
-        absent: keys among them that are written only where there is no record.
-        """
+    async def put_records(self, values: Mapping[str, bytes], ttl_s: int) -> None:
+        """Write several records, in order; they expire `ttl_s` seconds from now."""
         pipe = self._client.pipeline(transaction=False)
         for key, value in values.items():
-            pipe.set(f"{self._prefix}record:{key}", value, ex=ttl_s, nx=key in absent)
+            pipe.set(f"{self._prefix}record:{key}", value, ex=ttl_s)
         await self._bounded(pipe.execute())
 
     async def close(self) -> None:

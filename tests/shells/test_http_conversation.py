@@ -1,7 +1,7 @@
 """Multi-turn de-duplication over HTTP with a real Valkey: what a record may and may not do."""
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +32,8 @@ class LoopStore:
     async def get_records(self, keys: Sequence[str], ttl_s: int) -> list[bytes | None]:
         return await (await self._connected()).get_records(keys, ttl_s)
 
-    async def put_records(
-        self, values: Mapping[str, bytes], ttl_s: int, absent: Collection[str] = ()
-    ) -> None:
-        await (await self._connected()).put_records(values, ttl_s, absent)
+    async def put_records(self, values: Mapping[str, bytes], ttl_s: int) -> None:
+        await (await self._connected()).put_records(values, ttl_s)
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ def test_a_passage_quoted_by_another_document_becomes_a_pointer() -> None:
     ((start, end),) = short.pointers
     pointer = short.text[start:end]
     words = shared.split()
-    assert pointer.startswith(f'[Doc label0: "{" ".join(words[:4])}')
+    assert pointer.startswith(f'[Doc label0: "{" ".join(words[:3])}"')
     assert pointer.endswith(f'{words[-1]}"]')
     assert expand(short, sources) == second
 

@@ -290,7 +290,7 @@ def test_a_passage_that_an_earlier_turn_holds_becomes_a_pointer(bench: Bench) ->
     answer = chat.ask("second?", second)
     assert answer["cp_ray"]["repeated"] == []
     assert count(bench, chat.prompt, inside) == 1
-    assert count(bench, chat.prompt, '"word0 word1 word2 word3" to "') == 1
+    assert count(bench, chat.prompt, '"word0 word1 word2" to "') == 1
     assert chat.ask("third?", second)["cp_ray"]["repeated"] == ["documents.0"]
 
 

@@ -36,6 +36,9 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure").add_subparsers(required=True)
     _bench_index(bench.add_parser("index", help="cost of the index per request"))
     _bench_reuse(bench.add_parser("reuse", help="hit ratio of policies on a trace"))
+    _bench_conversations(
+        bench.add_parser("conversations", help="reuse across turns, beside its ceilings")
+    )
     _bench_engine(bench.add_parser("engine", help="a trace through a real engine"))
     return parser
 
@@ -152,6 +155,23 @@ def _bench_reuse(parser: argparse.ArgumentParser) -> None:
         from cp_ray.replay.command import run_reuse
 
         return run_reuse(args)
+
+    parser.set_defaults(run=run)
+
+
+def _bench_conversations(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trace", type=Path, required=True, nargs="+", help="folders or files")
+    parser.add_argument("--policy", default="none,online", help="names, by commas")
+    parser.add_argument("--side-by-side", type=int, default=8, help="conversations under way")
+    parser.add_argument("--cache-tokens", default="inf", help="N or inf")
+    parser.add_argument("--k", type=int, help="only the first K blocks of each context")
+    parser.add_argument("--no-history", action="store_true", help="a prompt of its own each turn")
+    parser.add_argument("--json", action="store_true")
+
+    def run(args: argparse.Namespace) -> int:
+        from cp_ray.replay.command import run_conversations
+
+        return run_conversations(args)
 
     parser.set_defaults(run=run)
 

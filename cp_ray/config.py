@@ -73,6 +73,18 @@ class AppConfig(BaseModel):
         default=False,
         description="treat <document> elements and JSON search results in messages as `documents`",
     )
+    canary_share: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="of requests served without reordering, to test its loss; 0 = no test",
+    )
+    guardrail_loss: float = Field(
+        default=0.01, ge=0, lt=1, description="of mean score (POST /v1/score) that is accepted"
+    )
+    guardrail_alpha: float = Field(
+        default=0.01, gt=0, lt=1, description="chance of switching reordering off wrongly"
+    )
     index: str | None = Field(default=None, description="offline index file to start warm from")
     alpha: float = Field(default=0.001, ge=0, le=0.01, description="Eq. 1's weight of positions")
 

@@ -234,6 +234,20 @@ class CompletionRequest(Generation):
         return self.max_tokens or 16
 
 
+class Score(BaseModel):
+    """POST /v1/score: how good one answer was, for the guardrail. id: the answer's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: Annotated[str, Field(min_length=1, max_length=128)]
+    score: Annotated[float, Field(ge=0, le=1)]
+
+    @property
+    def request_id(self) -> str:
+        """Without the prefix that says which route answered."""
+        return self.id.removeprefix("chatcmpl-").removeprefix("cmpl-")
+
+
 def _json_type(value: Any) -> str:
     names = {bool: "boolean", int: "number", float: "number", list: "list", dict: "object"}
     return "null" if value is None else names.get(type(value), "string")

@@ -20,6 +20,7 @@ from cp_ray.router.assembly import Assembler, Finished, Limits, Prepared, Reques
 from cp_ray.router.auth import Authenticator, Tenant
 from cp_ray.router.call import Call
 from cp_ray.router.conversation import Conversations, Turn
+from cp_ray.router.guardrails import Guardrails
 from cp_ray.router.ports import Dispatcher, FetchInfo, Planner, RecordStore
 from cp_ray.router.tokenizer import PromptTokenizer
 from cp_ray.router.window import Window
@@ -57,6 +58,7 @@ class Service:
         self.conversations = Conversations(
             store, config.conversation_ttl_s, config.conversation_max_bytes
         )
+        self.guardrails = Guardrails(store, config)
         self.new_id = new_id
         self.clock = clock
         self._dispatcher = dispatcher
@@ -105,6 +107,10 @@ class Service:
         """
         async with self._queue_place():
             prepared = await self.prepare(request, tenant, reuse)
+            if prepared.plan.movable:
+                route = Guardrails.route(tenant.name, request.agent)
+                if not await self.guardrails.reorders(route, prepared.plan.request_id):
+                    prepared = _in_place(prepared)
             step = None
             if reuse != "plain":
                 step = (await self._window.plan(prepared.plan)).step
@@ -170,8 +176,7 @@ class Service:
             )
         if need + prepared.annotation_tokens > limit:
             # It fits in the order given, which needs no annotation.
-            fixed = msgspec.structs.replace(prepared.plan, movable=False)
-            return msgspec.structs.replace(prepared, plan=fixed)
+            return _in_place(prepared)
         return prepared
 
     def _output_tokens(self, request: Request, prompt_tokens: int) -> int:
@@ -221,6 +226,12 @@ def known_error(error: BaseException) -> CpRayError | None:
             return seen
         seen = getattr(seen, "cause", None) or seen.__cause__
     return None
+
+
+def _in_place(prepared: Prepared) -> Prepared:
+    """With its blocks in the order given."""
+    fixed = msgspec.structs.replace(prepared.plan, movable=False)
+    return msgspec.structs.replace(prepared, plan=fixed)
 
 
 def _limits(config: AppConfig) -> Limits:

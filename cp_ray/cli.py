@@ -29,6 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     _serve(commands.add_parser("serve", help="start the app on this machine's Ray"))
     _run_batch(commands.add_parser("run-batch", help="offline mode: plan or run a file"))
     _coa(commands.add_parser("coa", help="Chain-of-Agents over one long document"))
+    _eval(commands.add_parser("eval", help="do answers change? each switch alone, and all"))
     _doctor(commands.add_parser("doctor", help="what is missing here, and what to do about it"))
     trace = commands.add_parser("trace", help="workloads").add_subparsers(required=True)
     _trace_import(trace.add_parser("import", help="public files to a trace"))
@@ -95,6 +96,36 @@ def _coa(parser: argparse.ArgumentParser) -> None:
         return run_chain(
             args.document, args.question, args.workers, args.url, args.model, as_json=args.json
         )
+
+    parser.set_defaults(run=run)
+
+
+def _eval(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("questions", type=Path, help="JSON Lines, or a folder (docs/quality.md)")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="any OpenAI endpoint")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--arms", help="by commas; default: all of docs/quality.md")
+    parser.add_argument("--requests", type=int, help="only the first N")
+    parser.add_argument("--documents", type=int, help="only the best N of each question")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--concurrency", type=int, default=4)
+    parser.add_argument("--json", action="store_true")
+
+    def run(args: argparse.Namespace) -> int:
+        from cp_ray.evaluation.arms import ARMS
+        from cp_ray.evaluation.run import EvalOptions, run_eval
+
+        options = EvalOptions(
+            questions=args.questions,
+            url=args.url,
+            model=args.model,
+            arms=tuple(args.arms.split(",")) if args.arms else tuple(ARMS),
+            most=args.requests,
+            documents=args.documents,
+            max_tokens=args.max_tokens,
+            concurrency=args.concurrency,
+        )
+        return run_eval(options, as_json=args.json)
 
     parser.set_defaults(run=run)
 

@@ -40,9 +40,10 @@ def shortened_block(region: str, block: Block, text: str) -> Block:
     return _block(region, block.label, text)
 
 
-def location_block(region: str, block: Block) -> Block:
-    """The location annotation that replaces `block`; planned like a block of its own."""
-    return _block(region, block.label, location_annotation(block.label))
+def location_block(region: str, blocks: Sequence[Block]) -> Block:
+    """The location annotation that replaces a run of blocks; planned like a block of its own."""
+    labels = [block.label for block in blocks]
+    return _block(region, ", ".join(labels), location_annotation(labels))
 
 
 def body(ordered: Sequence[Block], ranked: Sequence[Block]) -> tuple[str, ...]:

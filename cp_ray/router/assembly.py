@@ -72,7 +72,7 @@ class Prepared(msgspec.Struct, frozen=True):
     request: Request
     plan: PlanRequest
     blocks: tuple[Block, ...]
-    origins: dict[BlockId, Origin]
+    origins: dict[BlockId, tuple[Origin, ...]]
     repeated: tuple[str, ...]
     earlier: tuple[Turn, ...]
     head: tuple[Piece, ...]

@@ -85,7 +85,7 @@ class Call:
             "request_id": self.request.request_id,
             "replica": self._replica,
             "branch": step.branch if step is not None else "",
-            "order": [self._prepared.origins[block].name for block in order],
+            "order": [origin.name for block in order for origin in self._prepared.origins[block]],
             "repeated": list(self._prepared.repeated),
             "predicted_cached_tokens": step.reused_tokens if step is not None else 0,
             "cached_tokens": last.cached_tokens if last is not None else 0,

@@ -110,7 +110,7 @@ def _shown(prepared: Prepared, step: Step, position: int, finished: Finished) ->
     for index, turn in zip(users, prepared.earlier, strict=False):
         messages[index]["content"] = "".join(turn.pieces)
     messages[users[-1]]["content"] = "".join(finished.user)
-    places = [prepared.origins[block].position for block in step.context]
+    places = [origin.position for block in step.context for origin in prepared.origins[block]]
     ordered = [request.documents[place] for place in places if place is not None]
     return {
         "documents": [document.model_dump(exclude_none=True) for document in ordered],

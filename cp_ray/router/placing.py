@@ -7,6 +7,7 @@ texts of the conversation hold become pointers (core/chunk_dedup.py).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -37,12 +38,13 @@ class Origin(msgspec.Struct, frozen=True):
 class Placed(msgspec.Struct, frozen=True):
     """What stands before the question.
 
-    blocks: as they will stand, best first. origins: of every one. repeated: names of the
-    documents that an earlier turn holds. seen: blocks that a later turn may refer to.
+    blocks: as they will stand, best first. origins: of every one; a reference stands for several
+    documents. repeated: names of the documents that an earlier turn holds. seen: blocks that a
+    later turn may refer to.
     """
 
     blocks: tuple[Block, ...]
-    origins: dict[BlockId, Origin]
+    origins: dict[BlockId, tuple[Origin, ...]]
     repeated: tuple[str, ...]
     seen: tuple[BlockId, ...]
 
@@ -83,28 +85,28 @@ def place(
     if refer and seen:
         repeated = deduplicate(tuple(block.id for block in given), seen).repeated
     blocks: dict[BlockId, Block] = {}
-    placed: dict[BlockId, Origin] = {}
+    placed: dict[BlockId, tuple[Origin, ...]] = {}
     stood: tuple[BlockId, ...] = ()
     if begun is not None:
         stood = begun.seen
         for number, text in zip(begun.context, begun.pieces, strict=False):
             blocks[number] = Block(number, heading_label(text) or "", text)
-            placed[number] = Origin(blocks[number].label or text.strip(), None)
+            placed[number] = (Origin(blocks[number].label or text.strip(), None),)
     if partial is not None:
         _learn(partial, earlier, begun)
-    for block in given:
-        origin = origins[block.id]
-        shown = block
-        if block.id in repeated:
-            shown = location_block(tenant.region(public=False), block)
-        elif block.id in stood:
-            placed[block.id] = origin
+    for again, run in itertools.groupby(given, lambda block: block.id in repeated):
+        one_run = list(run)
+        if again:
+            reference = location_block(tenant.region(public=False), one_run)
+            blocks.setdefault(reference.id, reference)
+            placed[reference.id] = tuple(origins[block.id] for block in one_run)
             continue
-        elif partial is not None:
-            shown = _shorten(partial, tenant, block)
-        if shown.id not in blocks:  # two texts of one label refer to the same words
-            blocks[shown.id] = shown
-        placed[shown.id] = origin
+        for block in one_run:
+            shown = block
+            if block.id not in stood:
+                shown = _shorten(partial, tenant, block) if partial is not None else block
+                blocks.setdefault(shown.id, shown)
+            placed[shown.id] = (origins[block.id],)
     full = tuple(block.id for block in given if block.id not in repeated)
     return Placed(
         tuple(blocks.values()),

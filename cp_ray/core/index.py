@@ -41,7 +41,7 @@ from cp_ray.core.types import (
     Settled,
     Step,
 )
-from cp_ray.core.window_order import plan_in_turn
+from cp_ray.core.window_order import held_tokens, plan_in_turn
 
 REMEMBERED = 10_000
 """Evicted orders kept: some 1 KB each."""
@@ -100,7 +100,10 @@ class ContextIndex:
         self.utilisation.observe(self.ledger.busy_share(len(self.replicas.live)), now)
         if len(requests) > 1 and self._search == "exact":
             return plan_in_turn(
-                requests, self.memory, self._candidates, lambda one: self._plan_one(one, now)
+                requests,
+                sum(info.capacity_tokens for info in self.replicas.live.values()),
+                lambda one: held_tokens(one, self.memory, self._candidates),
+                lambda one: self._plan_one(one, now),
             )
         return [self._plan_one(request, now) for request in requests]
 

@@ -72,10 +72,10 @@ class ContextIndex:
         self.offline = offline or OfflineOrders()
         self.rest_order = RestOrder()
         self._search = search
-        self._max_records = max_records
-        self._memory = Memory(RememberedOrders(REMEMBERED))
-        self._trees = self._memory.trees
-        self._records = self._memory.records
+        self.max_records = max_records
+        self.memory = Memory(RememberedOrders(REMEMBERED))
+        self._trees = self.memory.trees
+        self._records = self.memory.records
         self._assigned: Counter[ReplicaId] = Counter()
         self._counters: Counter[str] = Counter()
 
@@ -97,7 +97,7 @@ class ContextIndex:
             self._counters["leases_swept"] += 1
             record = self._records.get(request)
             if record is not None and record.state is State.PLANNED:
-                self._memory.remove(request)  # perhaps never prefilled: no report would clear it
+                self.memory.remove(request)  # perhaps never prefilled: no report would clear it
         self.utilisation.observe(self.ledger.busy_share(len(self.replicas.live)), now)
         return [self._plan_one(request, now) for request in requests]
 
@@ -194,7 +194,7 @@ class ContextIndex:
             if record is None:
                 self._counters["unknown_feedback"] += 1
             elif not feedback.ok:
-                self._memory.remove(request)
+                self.memory.remove(request)
             else:
                 record.state = State.RESIDENT
                 self._audit(feedback, record)
@@ -223,11 +223,11 @@ class ContextIndex:
         self._counters["spilled"] += 1
         self.ledger.move(feedback.request_id, feedback.replica, record.tokens_left)
         if feedback.replica not in self.replicas.live:
-            self._memory.remove(feedback.request_id)
+            self.memory.remove(feedback.request_id)
             return
         record.predicted = 0
         bit = self.replicas.bit(feedback.replica)
-        self._memory.move(feedback.request_id, feedback.replica, bit)
+        self.memory.move(feedback.request_id, feedback.replica, bit)
 
     def apply(self, message: ReplicaMessage) -> bool:
         """Take a report or a dump; False when it was ignored or told that one was lost."""
@@ -238,17 +238,17 @@ class ContextIndex:
         if verdict is Verdict.NEW_EPOCH:
             self._forget(message.replica)
         if isinstance(message, Dump):
-            self._memory.keep_only(message.replica, message.held)
+            self.memory.keep_only(message.replica, message.held)
             self.trust.restore(message.replica)
             return True
         for eviction in message.evicted:
             record = self._records.get(eviction.request_id)
             if record is None or record.replica != message.replica:
                 self._counters["unknown_evictions"] += 1
-                self._memory.evicted_early(message.replica, eviction)
+                self.memory.evicted_early(message.replica, eviction)
                 continue
             self._counters["evictions"] += 1
-            self._memory.shrink(eviction.request_id, eviction.tokens_left)
+            self.memory.shrink(eviction.request_id, eviction.tokens_left)
         return verdict is Verdict.APPLY
 
     def dump_requests(self, now: float) -> tuple[DumpRequest, ...]:
@@ -272,14 +272,14 @@ class ContextIndex:
 
     def _remember(self, request: PlanRequest, record: Record, planned: Context) -> None:
         bit = self.replicas.bit(record.replica)
-        self._memory.remember(request.request_id, record, planned, bit)
-        if len(self._records) > self._max_records:
+        self.memory.remember(request.request_id, record, planned, bit)
+        if len(self._records) > self.max_records:
             self._counters["records_over_capacity"] += 1
-            self._memory.remove(next(iter(self._records)))
+            self.memory.remove(next(iter(self._records)))
 
     def _forget(self, replica: ReplicaId) -> None:
         """Believe nothing of the replica any more; its running requests keep their load."""
-        self._memory.forget(replica)
+        self.memory.forget(replica)
         self.trust.restore(replica)
         self._counters["replicas_forgotten"] += 1
 
@@ -290,4 +290,4 @@ class ContextIndex:
         self.ledger.check()
         self.offline.check()
         self.rest_order.check()
-        self._memory.check(self.replicas)
+        self.memory.check(self.replicas)

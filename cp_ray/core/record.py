@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Mapping
 from enum import Enum
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import msgspec
 
@@ -41,6 +41,11 @@ class Record(msgspec.Struct):
         if self.tokens_left < self.head_tokens:
             return -1
         return bisect_right(self.ends, self.tokens_left)
+
+    def block_tokens(self, count: int) -> tuple[int, ...]:
+        """Tokens of each of the first `count` blocks."""
+        ends = [self.head_tokens, *self.ends[:count]]
+        return tuple([end - start for start, end in pairwise(ends)])
 
 
 def record_of(

@@ -24,6 +24,7 @@ heard while resyncing apply at once; nothing is buffered, nothing can overflow
 | either    | dump (f > e, s)                      | DUMP      | live (f, s + 1)                |
 | either    | any (f < e, s)                       | STALE     | same                           |
 | live      | distrusted                           |           | resyncing (e, n, n), rebuild   |
+| live      | records came back after a restart    |           | resyncing (e, n, n)            |
 | resyncing | no dump for RESYNC_S                 | forget    | live (e, n)                    |
 
 APPLY, GAP: apply its evictions. NEW_EPOCH: forget all, then apply. DUMP: keep only what it lists.
@@ -151,11 +152,16 @@ class ReplicaTable:
         self._set(message.replica, after)
         return verdict
 
-    def distrust(self, replica: ReplicaId) -> None:
-        """What the replica says of itself is wrong: ask it to begin anew."""
+    def distrust(self, replica: ReplicaId, *, rebuild: bool = True) -> None:
+        """Believe nothing of the replica until its dump.
+
+        rebuild: what it says of itself is wrong, and it is to begin anew.
+        """
         expected = self._expected[replica]
+        if expected.needs is not None and expected.rebuild >= rebuild:
+            return
         needs = expected.seq if expected.needs is None else expected.needs
-        self._set(replica, msgspec.structs.replace(expected, needs=needs, rebuild=True))
+        self._set(replica, msgspec.structs.replace(expected, needs=needs, rebuild=rebuild))
 
     def due(self, now: float) -> Due:
         """Who is to be asked now, and who is forgotten. now: seconds, not decreasing."""

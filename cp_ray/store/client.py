@@ -1,7 +1,8 @@
-"""Store: two streams of messages and the conversation records in Redis, and nothing else.
+"""Store: two streams of messages, the conversation records and the index's journal in Redis.
 
 Keys: `cp:{app}:reports` (engines to index) and `cp:{app}:dump_requests` (index to engines), both
-streams with the field `p`; `cp:{app}:record:{key}` (bytes, with a TTL).
+streams with the field `p`; `cp:{app}:record:{key}` (bytes, with a TTL); the journal's are told in
+`store/journal.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import redis.asyncio as aioredis
 
 from cp_ray.errors import ConfigError
 from cp_ray.store.connection import check_server, faults_as_unavailable, open_client
+from cp_ray.store.journal import Journal
 
 CALL_TIMEOUT_S = 1.0
 MAX_REPORTS = 100_000
@@ -103,6 +105,10 @@ class Store:
     async def put_record(self, key: str, value: bytes, ttl_s: int) -> None:
         """Write the record; it expires `ttl_s` seconds from now."""
         await self._bounded(self._client.set(f"{self._prefix}record:{key}", value, ex=ttl_s))
+
+    async def journal(self) -> Journal:
+        """Begin a new incarnation of the index's journal."""
+        return await Journal.open(self._client, self._bounded, self._prefix)
 
     async def close(self) -> None:
         """Close all connections; a second call does nothing."""

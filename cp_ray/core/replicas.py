@@ -104,6 +104,11 @@ class ReplicaTable:
         """Whether a live replica's records count; not while it owes a dump."""
         return replica not in self._resyncing
 
+    def position(self, replica: ReplicaId) -> tuple[int, int, int | None]:
+        """Epoch and number of a live replica's next message; number of the dump it owes."""
+        expected = self._expected[replica]
+        return expected.epoch, expected.seq, expected.needs
+
     def bit(self, replica: ReplicaId) -> int:
         """Bit number of a live replica."""
         return self._bit[replica]

@@ -1,10 +1,9 @@
-"""The index's journal on a real Redis: flushed, full, left half-written, and written by a zombie."""
+"""The index's journal on a real Redis: flushed, full, half-written, written by a zombie."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from pathlib import Path
 
 import pytest
 import redis.asyncio as aioredis

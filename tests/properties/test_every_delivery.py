@@ -97,9 +97,9 @@ SCENARIOS = {
         (
             lost(A, 0, 0, a1=25),
             lost(A, 0, 1, a2=20),
-            lost(A, 0, 2, a3=0),
+            Dump(A, 0, 2, held(a1=25, a2=20, a3=WHOLE)),
             lost(A, 0, 3, a1=0),
-            Dump(A, 0, 4, held(a2=20)),
+            lost(A, 0, 4, a3=0),
             lost(A, 0, 5, a2=15),
             lost(B, 1, 0),
         ),

@@ -44,7 +44,7 @@ class IndexActor:
         self._index = new_index(self._config)
         self._live: list[ReplicaInfo] = []
         self._late = 0
-        self._called = time.monotonic()
+        self._called = self._began = time.monotonic()
         self._has_live = asyncio.Event()
         self._journal = IndexJournal(self._index, self._connect, self._known_live)
         self._reader = ReportReader(self._connect, self._index.apply, self._dump_requests)
@@ -90,6 +90,7 @@ class IndexActor:
         """Live replicas, sizes, report counts, and where they come from; JSON types."""
         return {
             "pid": os.getpid(),
+            "uptime_s": time.monotonic() - self._began,
             "replicas": [str(info.replica) for info in self._live],
             "live_set": self._live_set.source,
             "redis_connected": self._reader.connected,

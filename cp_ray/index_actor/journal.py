@@ -153,6 +153,7 @@ class IndexJournal:
         self._counters["journaled"] += len(waiting)
 
     async def _snapshot(self, journal: Journal) -> None:
+        self._counters["journaled"] += len(self._waiting)
         self._waiting.clear()  # the snapshot has them
         self._snapshot_at, self._written = None, 0
         await journal.snapshot(self._all())

@@ -112,7 +112,7 @@ class ContextIndex:
         total = request.head_tokens + sum(request.block_tokens) + request.tail_tokens
         most: dict[ReplicaId, int] = {}
         options = []
-        for replica in self.replicas.live:
+        for replica in self.replicas.usable:
             match = best.get(self.replicas.bit(replica))
             most[replica] = reusable = self._reusable(request, replica, match)
             wait, running = self.ledger.prefill_tokens(replica), self.ledger.running(replica)

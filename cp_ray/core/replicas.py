@@ -32,7 +32,7 @@ APPLY, GAP: apply its evictions. NEW_EPOCH: forget all, then apply. DUMP: keep o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 
 import msgspec
@@ -87,11 +87,23 @@ class ReplicaTable:
         self._bit: dict[ReplicaId, int] = {}
         self._replica: dict[int, ReplicaId] = {}
         self._resyncing: set[ReplicaId] = set()
+        self._shunned: frozenset[ReplicaId] = frozenset()
 
     @property
     def live(self) -> Mapping[ReplicaId, ReplicaInfo]:
         """Replicas that can take requests."""
         return self._infos
+
+    @property
+    def usable(self) -> Sequence[ReplicaId]:
+        """Live replicas that are not shunned; all of them when every one is."""
+        if not self._shunned:
+            return list(self._infos)
+        return [name for name in self._infos if name not in self._shunned] or list(self._infos)
+
+    def shun(self, replicas: Collection[ReplicaId]) -> None:
+        """Plan nothing there while others are usable; in place of those shunned before."""
+        self._shunned = frozenset(replicas)
 
     @property
     def mask(self) -> int:

@@ -12,9 +12,18 @@ from typing import Any
 import ray
 
 from cp_ray.config import AppConfig
+from cp_ray.core.hearing import Hearing
 from cp_ray.core.index import ContextIndex
 from cp_ray.core.offline import OfflineOrders
-from cp_ray.core.types import DumpRequest, Feedback, PlanRequest, ReplicaInfo, Settled
+from cp_ray.core.types import (
+    DumpRequest,
+    Feedback,
+    PlanRequest,
+    ReplicaInfo,
+    ReplicaMessage,
+    Routed,
+    Settled,
+)
 from cp_ray.errors import ConfigError
 from cp_ray.index_actor.journal import IndexJournal
 from cp_ray.index_actor.report_reader import ReportReader
@@ -26,6 +35,7 @@ from cp_ray.store.embedded_actor import redis_url
 
 CLOCK_SKEW_S = 1.0
 """Hosts' clocks differ: only a plan that is later than this is surely wanted by nobody."""
+HEARING_S = 1.0
 ENGINE = "Engine"
 """Name of the engine deployment."""
 SUPERSEDED_AFTER_S = 30.0
@@ -47,13 +57,15 @@ class IndexActor:
         self._called = self._began = time.monotonic()
         self._has_live = asyncio.Event()
         self._journal = IndexJournal(self._index, self._connect, self._known_live)
-        self._reader = ReportReader(self._connect, self._index.apply, self._dump_requests)
+        self._hearing = Hearing(self._index)
+        self._reader = ReportReader(self._connect, self._apply, self._dump_requests)
         self._live_set = LiveSet(app, ENGINE, self._set_live)
         me = ray.get_runtime_context().current_actor
         self._tasks = [
             asyncio.create_task(self._live_set.run()),
             asyncio.create_task(self._journal.run()),
             asyncio.create_task(self._reader.run()),
+            asyncio.create_task(self._keep_hearing()),
             asyncio.create_task(self._end_with_application(me)),
             asyncio.create_task(self._end_when_superseded(me)),
         ]
@@ -74,7 +86,9 @@ class IndexActor:
         now = time.monotonic()
         for feedback in wire.decode(payload, list[Feedback]):
             self._index.hear(feedback, now)
-            if isinstance(feedback, Settled) and feedback.ok:
+            if isinstance(feedback, Routed):
+                self._hearing.served(feedback.replica, now)
+            elif isinstance(feedback, Settled) and feedback.ok:
                 self._journal.ended(feedback.request_id)
 
     async def ready(self) -> None:
@@ -92,6 +106,7 @@ class IndexActor:
             "pid": os.getpid(),
             "uptime_s": time.monotonic() - self._began,
             "replicas": [str(info.replica) for info in self._live],
+            "rungs": {str(info.replica): self._hearing.rung(info.replica) for info in self._live},
             "live_set": self._live_set.source,
             "redis_connected": self._reader.connected,
             "report_lag_s": self._reader.lag_s,
@@ -108,6 +123,15 @@ class IndexActor:
 
     async def _known_live(self) -> None:
         await self._has_live.wait()
+
+    def _apply(self, message: ReplicaMessage) -> None:
+        self._hearing.reported(message.replica, time.monotonic())
+        self._index.apply(message)
+
+    async def _keep_hearing(self) -> None:
+        while True:
+            await asyncio.sleep(HEARING_S)
+            self._hearing.tick(time.monotonic())
 
     def _dump_requests(self, now: float) -> tuple[DumpRequest, ...]:
         """Whom to ask for a dump: nobody while records still come back, one dump must do."""

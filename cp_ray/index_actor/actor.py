@@ -15,6 +15,7 @@ from cp_ray.config import AppConfig
 from cp_ray.core.hearing import Hearing
 from cp_ray.core.index import ContextIndex
 from cp_ray.core.offline import OfflineOrders
+from cp_ray.core.record import State
 from cp_ray.core.types import (
     DumpRequest,
     Feedback,
@@ -114,6 +115,14 @@ class IndexActor:
             "recovery_s": self._journal.seconds,
             "counters": await self.counters(),
         }
+
+    async def records(self) -> bytes:
+        """Wire-encoded: of each replica the ended requests, and how many tokens they have left."""
+        held: dict[str, dict[str, int]] = {}
+        for name, record in self._index.memory.records.items():
+            if record.state is State.RESIDENT:
+                held.setdefault(record.replica, {})[name] = record.tokens_left
+        return wire.encode(held)
 
     def _set_live(self, live: list[ReplicaInfo]) -> None:
         self._live = live

@@ -216,6 +216,8 @@ async def _measure(
         "killed_to_first_answer_s": None if up is None else round(up - killed, 2),
         "up_to_95_percent_s": None if back is None else round(after["uptime_s"], 2),
         "recovery_s": round(after.get("recovery_s", 0.0), 2),
+        "recovery_cpu_s": round(after.get("recovery_cpu_s", 0.0), 2),
+        "load_average": round(os.getloadavg()[0], 1),
         "share_back": round(most / expected, 4),
         "probe_rounds": rounds,
         "wrong_predictions": wrong,

@@ -7,7 +7,7 @@ believed nothing until its own dump has confirmed, shortened or removed what cam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -68,35 +68,55 @@ def kept(index: ContextIndex, request: RequestId) -> Kept | None:
     )
 
 
-def recall(index: ContextIndex, entries: Iterable[Kept]) -> int:
+def recall(index: ContextIndex, batch: Batch) -> int:
     """Put records back, oldest first; returns how many.
 
     Their replicas are believed nothing from then on, until each has sent a dump. Left out: those
-    of replicas that are not live, and those known already. Beyond the capacity the oldest goes.
+    of replicas that are not live, those known already, and rows that no request can have. Beyond
+    the capacity the oldest goes.
     """
     count = 0
     memory, replicas = index.memory, index.replicas
-    for entry in entries:
-        if entry.request in memory.records or entry.replica not in replicas.live:
+    names = [block for block, _ in batch.blocks]
+    lengths = [length for _, length in batch.blocks]
+    tokens = dict(batch.blocks)
+    alike = len(tokens) == len(names)  # a block of two lengths: two texts of one digest, or a lie
+    for row in batch.rows:
+        if row.request in memory.records or not _possible(batch, row, lengths):
             continue
-        replicas.distrust(entry.replica, rebuild=False)
-        tokens = dict(zip(entry.context, entry.block_tokens, strict=True))
+        replica = batch.replicas[row.replica]
+        context = tuple([names[place] for place in row.blocks])
+        if replica not in replicas.live or len(set(context)) != len(context):
+            continue
+        replicas.distrust(replica, rebuild=False)
+        sizes = tuple([lengths[place] for place in row.blocks])
         request = PlanRequest(
-            request_id=entry.request,
-            head=entry.head,
-            head_tokens=entry.head_tokens,
-            context=entry.context,
-            block_tokens=entry.block_tokens,
-            tail_tokens=entry.tokens_left - entry.head_tokens - sum(entry.block_tokens),
+            request_id=row.request,
+            head=batch.heads[row.head],
+            head_tokens=row.head_tokens,
+            context=context,
+            block_tokens=sizes,
+            tail_tokens=row.tokens_left - row.head_tokens - sum(sizes),
         )
-        record = record_of(request, entry.context, tokens, entry.replica, 0)
+        its_tokens = tokens if alike else dict(zip(context, sizes, strict=True))
+        record = record_of(request, context, its_tokens, replica, 0)
         record.state = State.RESIDENT
-        bit = replicas.bit(entry.replica)
-        memory.remember(entry.request, record, entry.context, bit)
+        memory.remember(row.request, record, context, replicas.bit(replica))
         if len(memory.records) > index.max_records:
             memory.remove(next(iter(memory.records)))
         count += 1
     return count
+
+
+def _possible(batch: Batch, row: _Row, lengths: Sequence[int]) -> bool:
+    """Whether the row's names are in the batch's tables, and its tokens add up."""
+    places = row.blocks
+    if not (0 <= row.replica < len(batch.replicas) and 0 <= row.head < len(batch.heads)):
+        return False
+    if places and not (min(places) >= 0 and max(places) < len(lengths)):
+        return False
+    sizes = [lengths[place] for place in places]
+    return min(sizes, default=0) >= 0 and 0 <= row.head_tokens <= row.tokens_left - sum(sizes)
 
 
 def pack(entries: Sequence[Kept]) -> Batch:
@@ -121,20 +141,3 @@ def pack(entries: Sequence[Kept]) -> Batch:
         for entry in entries
     ]
     return Batch(list(replicas), list(heads), list(blocks), rows)
-
-
-def unpack(batch: Batch) -> Iterator[Kept]:
-    """The entries of a message, in order. A row that is no possible record is left out."""
-    for row in batch.rows:
-        try:
-            blocks = [batch.blocks[place] for place in row.blocks]
-            replica, head = batch.replicas[row.replica], batch.heads[row.head]
-        except IndexError:
-            continue
-        context = tuple([block for block, _ in blocks])
-        lengths = tuple([length for _, length in blocks])
-        fits = 0 <= row.head_tokens <= row.tokens_left - sum(lengths)
-        if fits and min(lengths, default=0) >= 0 and len(set(context)) == len(context):
-            yield Kept(
-                row.request, replica, head, row.head_tokens, context, lengths, row.tokens_left
-            )

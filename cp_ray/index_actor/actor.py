@@ -113,6 +113,7 @@ class IndexActor:
             "report_lag_s": self._reader.lag_s,
             "recovering": self._journal.recovering,
             "recovery_s": self._journal.seconds,
+            "recovery_cpu_s": self._journal.cpu_s,
             "counters": await self.counters(),
         }
 

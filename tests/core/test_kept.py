@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cp_ray.core.index import ContextIndex
-from cp_ray.core.kept import Batch, Kept, kept, pack, recall, unpack
+from cp_ray.core.kept import Batch, Kept, kept, pack, recall
 from cp_ray.core.types import (
     BlockId,
     Dump,
@@ -47,7 +47,7 @@ def restarted(index: ContextIndex) -> ContextIndex:
     new = ContextIndex()
     new.set_replicas(INFOS)
     message = wire.encode(pack(all_kept(index)))
-    recall(new, unpack(wire.decode(message, Batch)))
+    recall(new, wire.decode(message, Batch))
     new.check()
     return new
 
@@ -117,14 +117,14 @@ def test_a_replica_that_left_meanwhile_is_not_recalled() -> None:
     index = index_with(request("1", "x"))
     new = ContextIndex()
     new.set_replicas([ReplicaInfo(ReplicaId("other"), 1, 10_000)])
-    assert recall(new, all_kept(index)) == 0
+    assert recall(new, pack(all_kept(index))) == 0
     assert new.dump_requests(0.0) == ()
 
 
 def test_repeated_messages_change_nothing() -> None:
     index = index_with(request("1", "x"), request("2", "y"))
     new = restarted(index)
-    assert recall(new, all_kept(index)) == 0
+    assert recall(new, pack(all_kept(index))) == 0
     new.check()
 
 
@@ -132,7 +132,7 @@ def test_beyond_its_capacity_the_oldest_goes() -> None:
     entries = all_kept(index_with(*(request(str(n), f"b{n}") for n in range(5))))
     new = ContextIndex(max_records=2)
     new.set_replicas(INFOS)
-    recall(new, entries)
+    recall(new, pack(entries))
     assert list(new.memory.records) == ["3", "4"]
     new.check()
 
@@ -141,10 +141,10 @@ def test_a_dump_that_was_asked_for_before_all_came_back_is_not_the_last_word() -
     entries = all_kept(index_with(request("1", "x"), request("2", "x", "y")))
     new = ContextIndex()
     new.set_replicas(INFOS)
-    recall(new, entries[:1])
+    recall(new, pack(entries[:1]))
     (asked,) = new.dump_requests(0.0)
     new.apply(Dump(asked.replica, 0, 3, {RequestId("1"): 18}))
-    recall(new, entries[1:])
+    recall(new, pack(entries[1:]))
     assert probe(new, "x", "y").reused_tokens == 0
     assert new.dump_requests(0.0) == (DumpRequest(asked.replica),)
 
@@ -152,8 +152,25 @@ def test_a_dump_that_was_asked_for_before_all_came_back_is_not_the_last_word() -
 def test_rows_that_cannot_be_are_left_out() -> None:
     whole = pack(all_kept(index_with(request("1", "x", "yy"))))
     encoded = wire.encode(whole)
-    assert len(list(unpack(whole))) == 1
-    for find, put in ((b"\x00\x05", b"\x09\x05"), (b"\x92\x00\x01", b"\x92\x00\x00")):
-        broken = wire.decode(encoded.replace(find, put), Batch)
-        assert wire.encode(broken) != encoded
-        assert list(unpack(broken)) == []
+    for find, put in (
+        (b"\x00\x05", b"\x09\x05"),  # a head that is not in the table
+        (b"\x92\x00\x01", b"\x92\x00\x00"),  # a block twice
+        (b"\x92\x00\x01", b"\x92\x00\x07"),  # a block that is not in the table
+        (b"\x92\x00\x01", b"\x92\x00\xff"),  # counted from the end
+        (b"\x26", b"\x22"),  # fewer tokens left than its blocks have
+    ):
+        broken = encoded.replace(find, put)
+        assert broken != encoded
+        new = ContextIndex()
+        new.set_replicas(INFOS)
+        assert recall(new, wire.decode(broken, Batch)) == 0
+        assert recall(new, whole) == 1
+        new.check()
+
+
+def test_a_block_of_two_lengths_comes_back_with_the_right_ones() -> None:
+    index = index_with(request("1", "x", "yy"))
+    other = PlanRequest(RequestId("2"), HeadId("g"), 5, (BlockId("x"),), (77,), 3)
+    index.plan([other], 0.0)
+    index.hear(Settled(RequestId("2"), 0, ok=True), 0.0)
+    assert all_kept(restarted(index)) == all_kept(index)

@@ -45,9 +45,9 @@ def main() -> int:
     outcomes = _run(chosen, args.clients, args.seed)
     seconds = time.monotonic() - began
     said = (
-        f"Measured by `make chaos` (seed {args.seed}): 3 simulated engines, 2 ingresses, a Redis of "
-        f"its own, {args.clients} clients, {os.cpu_count()} cores, {seconds / 60:.0f} minutes, load "
-        f"average {os.getloadavg()[2]:.0f} over the last 15."
+        f"Measured by `make chaos` (seed {args.seed}): 3 simulated engines, 2 ingresses, a Redis\n"
+        f"of its own, {args.clients} clients, {os.cpu_count()} cores, {seconds / 60:.0f} minutes,\n"
+        f"load average {os.getloadavg()[2]:.0f} over the last 15."
     )
     _show(outcomes, said)
     if args.docs:

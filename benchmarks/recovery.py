@@ -49,7 +49,7 @@ from cp_ray.workers.reporter import Reporter
 APP = "recovery"
 PAGE, HEAD, BLOCK, TAIL, K = 16, 64, 200, 30, 15
 BATCH, PROBES, WAIT_S = 64, 300, 60.0
-CONFIG = AppConfig(engine="simulated", plan_deadline_ms=2000)
+CONFIG = AppConfig(engine="simulated", plan_deadline_ms=20_000)
 
 
 class Holder:

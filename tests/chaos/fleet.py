@@ -24,7 +24,7 @@ from tests.e2e.support import application
 
 NAME = "chaos"
 REPLICAS = 3
-HEALTH_S = 5.0
+HEALTH_S = 8.0
 PROCESSES = {
     "replica": f"ray::ServeReplica:{NAME}:Engine",
     "ingress": f"ray::ServeReplica:{NAME}:Router",

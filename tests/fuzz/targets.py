@@ -9,6 +9,7 @@ import json
 import random
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -116,13 +117,13 @@ def index_messages(data: bytes) -> None:
     index.set_replicas([ReplicaInfo(R, 1, 1000)])
     index.plan([_plan("a"), _plan("b")], 0.0)
     index.hear(Settled(RequestId("a"), 0, ok=True), 0.0)
-    for type_, take in ((ReplicaMessage, index.apply), (Batch, lambda b: recall(index, b))):
-        try:
-            message = wire.decode(data, type_)
-        except WireError:
-            continue
-        take(message)
-        index.check()
+    with suppress(WireError):
+        message: ReplicaMessage = wire.decode(data, ReplicaMessage)
+        index.apply(message)
+    index.check()
+    with suppress(WireError):
+        recall(index, wire.decode(data, Batch))
+    index.check()
 
 
 _GOOD = {

@@ -22,8 +22,8 @@ from tests.shells.test_http_simulated import ToIndex
 
 KEYS = {"acme": "key-of-acme", "bolt": "key-of-bolt other-key-of-bolt", "coil": "key-of-coil"}
 TEXTS = [" ".join(f"w{number}x{word}" for word in range(60)) for number in range(3)]
-PRIVATE = [{"text": text} for text in TEXTS]
-PUBLIC = [{"text": text, "public": True} for text in TEXTS]
+PRIVATE: list[dict[str, Any]] = [{"text": text} for text in TEXTS]
+PUBLIC: list[dict[str, Any]] = [{"text": text, "public": True} for text in TEXTS]
 
 
 def over_simulated(**settings: Any) -> Bench:
@@ -84,7 +84,7 @@ def test_public_documents_are_shared_by_those_who_opted_in_and_by_nobody_else(
 
 
 def test_one_private_block_salts_the_whole_prompt(bench: Bench) -> None:
-    mixed = [*PUBLIC[:2], PRIVATE[2]]
+    mixed: list[dict[str, Any]] = [*PUBLIC[:2], PRIVATE[2]]
     assert cached(bench, "key-of-acme", mixed) == 0
     assert cached(bench, "key-of-bolt", mixed) == 0
     assert cached(bench, "key-of-acme", mixed) > 0
@@ -97,11 +97,12 @@ def test_a_prompt_without_documents_or_of_a_conversation_is_never_shared(bench: 
         {"role": "assistant", "content": "so"},
         {"role": "user", "content": "and?"},
     ]
-    for documents, more in (
+    cases: list[tuple[list[dict[str, Any]], dict[str, Any]]] = [
         ([], {"messages": bare}),
         (PUBLIC[:2], {"messages": talk}),
         (PUBLIC[1:], {"conversation": "c-1"}),
-    ):
+    ]
+    for documents, more in cases:
         assert cached(bench, "key-of-acme", documents, **more) <= PAGE
         assert cached(bench, "key-of-bolt", documents, **more) <= PAGE, "at most its own template"
 
@@ -127,7 +128,8 @@ def test_without_a_known_key_there_is_only_401(bench: Bench, header: str) -> Non
 
 def test_settings_hold_digests_only() -> None:
     digest = "sha256:" + hashlib.sha256(b"secret-one").hexdigest()
-    given = AppConfig(api_keys={"a": "secret-one secret-two", "b": digest})
+    keys = {"a": "secret-one secret-two", "b": digest}
+    given = AppConfig.model_validate({"api_keys": keys})
     typed = AppConfig.model_validate({"api_keys": '{"a": "secret-one secret-two"}'})
     for config in (given, typed, AppConfig.model_validate_json(given.to_json())):
         assert "secret" not in config.to_json()

@@ -106,6 +106,13 @@ class Store:
         """Write the record; it expires `ttl_s` seconds from now."""
         await self._bounded(self._client.set(f"{self._prefix}record:{key}", value, ex=ttl_s))
 
+    async def count_keys(self) -> int:
+        """Keys of this application; may take long on a large server."""
+        count = 0
+        async for _ in self._client.scan_iter(f"{self._prefix}*", count=1000):
+            count += 1
+        return count
+
     async def journal(self) -> Journal:
         """Begin a new incarnation of the index's journal."""
         return await Journal.open(self._client, self._bounded, self._prefix)

@@ -17,25 +17,17 @@ import socket
 import statistics
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import msgspec
-import psutil
 
 from cp_ray.config import AppConfig
+from cp_ray.demo.growth import Growth, Sample, growth, sizes
 from cp_ray.errors import EngineUnavailable
 
 NAME = "soak"
-KINDS = {
-    "engine": f"ray::ServeReplica:{NAME}:Engine",
-    "router": f"ray::ServeReplica:{NAME}:Router",
-    "proxy": "ray::ProxyActor",
-    "index": "ray::IndexActor",
-    "redis": "valkey-server",
-}
 SATURATE_S, SAMPLE_S, DRAIN_S = 10.0, 5.0, 10.0
 MOST_OPEN = 512
 """Requests under way at most: a machine that cannot keep up shows in `late`, not in memory."""
@@ -51,19 +43,6 @@ class SoakOptions(msgspec.Struct, frozen=True):
     clients: int = 16
     load: float = 0.8
     seed: int = 0
-
-
-class Growth(msgspec.Struct, frozen=True):
-    """One kind of process over the second half of the run.
-
-    mb: at its end, all processes of the kind. mb_per_minute: slope, plus_minus its 95% interval.
-    files: open at the end of the half less those at its beginning.
-    """
-
-    mb: float
-    mb_per_minute: float
-    plus_minus: float
-    files: int
 
 
 class Soak(msgspec.Struct, frozen=True):
@@ -88,11 +67,11 @@ class Soak(msgspec.Struct, frozen=True):
         found += [f"{self.reserved} requests are still reserved"] if self.reserved else []
         if self.redis_keys > FIXED_KEYS:
             found.append(f"{self.redis_keys} keys are left in Redis")
-        for kind, growth in self.growth.items():
-            if growth.mb_per_minute - growth.plus_minus > 0.002 * growth.mb:
-                found.append(f"{kind} grows by {growth.mb_per_minute:.2f} MB a minute")
-            if growth.files > 8:
-                found.append(f"{kind} has {growth.files} more files open")
+        for kind, grown in self.growth.items():
+            if grown.mb_per_minute - grown.plus_minus > 0.002 * grown.mb:
+                found.append(f"{kind} grows by {grown.mb_per_minute:.2f} MB a minute")
+            if grown.files > 8:
+                found.append(f"{kind} has {grown.files} more files open")
         return found
 
 
@@ -223,7 +202,7 @@ async def _soak(base: str, options: SoakOptions) -> Soak:
         rate = options.load * await clients.closed(options.clients, SATURATE_S)
         clients.ttft_s.clear()
         clients.errors = 0
-        samples: list[tuple[float, dict[str, tuple[float, int]]]] = []
+        samples: list[Sample] = []
         sampler = asyncio.create_task(_sample(samples))
         began = time.monotonic()
         late = await clients.steady(max(rate, 0.5), options.seconds)
@@ -247,47 +226,10 @@ async def _soak(base: str, options: SoakOptions) -> Soak:
     )
 
 
-async def _sample(samples: list[tuple[float, dict[str, tuple[float, int]]]]) -> None:
+async def _sample(samples: list[Sample]) -> None:
     while True:
-        samples.append((time.monotonic(), await asyncio.to_thread(_sizes)))
+        samples.append((time.monotonic(), await asyncio.to_thread(sizes, NAME)))
         await asyncio.sleep(SAMPLE_S)
-
-
-def _sizes() -> dict[str, tuple[float, int]]:
-    """Resident MB and open files of all processes of each kind under this one."""
-    sizes: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            words = process.cmdline()
-            for kind, name in KINDS.items():
-                if words and name in words[0]:
-                    mb, files = sizes[kind]
-                    mb += process.memory_info().rss / 1e6
-                    sizes[kind] = mb, files + process.num_fds()
-    return dict(sizes)
-
-
-def growth(samples: list[tuple[float, dict[str, tuple[float, int]]]]) -> dict[str, Growth]:
-    """Slopes over the second half of the samples: (seconds, {kind: (MB, files)})."""
-    half = samples[len(samples) // 2 :]
-    grown = {}
-    for kind in KINDS:
-        points = [(at / 60, *sizes[kind]) for at, sizes in half if kind in sizes]
-        if len(points) < 3:
-            continue
-        slope, error = _slope([(at, mb) for at, mb, _ in points])
-        grown[kind] = Growth(points[-1][1], slope, 1.96 * error, points[-1][2] - points[0][2])
-    return grown
-
-
-def _slope(points: list[tuple[float, float]]) -> tuple[float, float]:
-    """Least squares: slope and its standard error."""
-    x_mean = statistics.fmean(x for x, _ in points)
-    y_mean = statistics.fmean(y for _, y in points)
-    spread = sum((x - x_mean) ** 2 for x, _ in points)
-    slope = sum((x - x_mean) * (y - y_mean) for x, y in points) / spread
-    rest = sum((y - y_mean - slope * (x - x_mean)) ** 2 for x, y in points)
-    return slope, float((rest / (len(points) - 2) / spread) ** 0.5)
 
 
 async def _index_state() -> dict[str, Any]:

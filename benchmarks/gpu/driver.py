@@ -68,6 +68,9 @@ def run(options: RunOptions, say: Callable[[str], None]) -> int:
     status = 0
     setup = 0
     for place, shape in enumerate(options.shapes):
+        if all(line.task.shape != shape for line in planned.lines):
+            say(f"{shape}: all of it is measured; name another --out to measure it again")
+            continue
         left = deadline - time.monotonic() - fixed.reserve_s
         share = planned.seconds(shape, fixed)
         last = place == len(options.shapes) - 1

@@ -20,7 +20,7 @@ from cp_ray.errors import ConfigError
 
 ANSWER_TOKENS = 4
 """So that decode steps and prefills mix, as they do in serving."""
-REPEATS = 5
+REPEATS = 3
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -52,8 +52,8 @@ class Trial(msgspec.Struct, frozen=True):
         return self.families * (self.prefix_tokens + self.siblings * self.tail_tokens)
 
     def seconds(self, curve: PrefillCurve) -> float:
-        """Estimated time of all repeats, if each prefix is computed twice."""
-        tails = self.siblings * curve.seconds(self.prefix_tokens, self.tail_tokens)
+        """Estimated time of all repeats: each prefix computed twice, its tails in one step."""
+        tails = curve.seconds(self.prefix_tokens, self.siblings * self.tail_tokens)
         return REPEATS * self.families * (2 * curve.seconds(0, self.prefix_tokens) + tails)
 
 

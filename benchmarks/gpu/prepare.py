@@ -46,7 +46,7 @@ def prepare(trace: Path, out: Path, counts: Iterable[int], scale: float, vllm: P
     plan = trace / AUTHORS_PLAN.removeprefix("plan:")
     if not plan.is_file():
         raise ConfigError(f"{plan} is missing: the cells compare with the authors' plan")
-    shutil.copy(plan, out / plan.name)
+    shutil.copyfile(plan, out / plan.name)
     for count in wanted:
         for policy in PLANNED_AHEAD:
             arranged = make_policy(policy, None).arrange(requests[:count])
@@ -54,7 +54,7 @@ def prepare(trace: Path, out: Path, counts: Iterable[int], scale: float, vllm: P
                 "".join(_line(one) + "\n" for one in arranged)
             )
     for archive in sorted(vllm.glob("*.tar.xz")) if vllm else []:
-        shutil.copy(archive, out / archive.name)
+        shutil.copyfile(archive, out / archive.name)
     size = sum(file.stat().st_size for file in out.iterdir())
     if size > MOST_BYTES:
         raise ConfigError(f"{out} has {size >> 20} MiB, the machine takes {MOST_BYTES >> 20}")

@@ -33,11 +33,13 @@ those of the policy, as planned: what throughput can gain if a token costs what 
 
 
 def throughput(result: CellResult) -> Rate:
-    """Prompt tokens a second, over the requests in the order of their first tokens."""
-    ended = sorted(result.requests, key=lambda one: one.first_s)
-    before = [0.0, *(one.first_s for one in ended[:-1])]
-    passed = [one.first_s - began for one, began in zip(ended, before, strict=True)]
-    return rate([one.tokens for one in ended], passed, _seed(result, "throughput"))
+    """Prompt tokens a second, from one moment with first tokens to the next."""
+    tokens: dict[float, int] = {}
+    for one in sorted(result.requests, key=lambda one: one.first_s):
+        tokens[one.first_s] = tokens.get(one.first_s, 0) + one.tokens
+    moments = list(tokens)
+    passed = [end - begin for begin, end in zip([0.0, *moments], moments, strict=False)]
+    return rate(list(tokens.values()), passed, _seed(result, "throughput"))
 
 
 def ttft(result: CellResult) -> Rate:

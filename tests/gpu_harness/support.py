@@ -9,7 +9,7 @@ from benchmarks.gpu.prepare import prepare
 from benchmarks.gpu.workload import Kit
 
 
-def make_trace(folder, requests=16, blocks=12, k=6, tokens=(90, 200), seed=1):
+def make_trace(folder, requests=16, blocks=12, k=5, tokens=(160, 320), seed=1):
     source = random.Random(seed)
     lengths = [source.randint(*tokens) for _ in range(blocks)]
     weights = [1 / (block + 1) for block in range(blocks)]

@@ -57,6 +57,16 @@ def test_time_counts_between_first_tokens_in_the_order_they_come():
     assert throughput(backwards).value == throughput(measured).value == 1000
 
 
+def test_requests_of_one_step_are_counted_together():
+    measured = result("none", 0, 1.0, count=10)
+    pairs = tuple(
+        msgspec.structs.replace(one, first_s=2.0 * (int(one.request_id) // 2 + 1))
+        for one in measured.requests
+    )
+    interval = throughput(msgspec.structs.replace(measured, requests=pairs)).interval()
+    assert interval.low == interval.value == interval.high == 1000
+
+
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=50))
 def test_an_interval_holds_its_estimate_and_shifts_with_it(amounts):
     one = rate(amounts, [1.0] * len(amounts), 1).interval()

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.gpu.budget import Fixed, Task, place_of, schedule
+from benchmarks.gpu.budget import Budget, Fixed, Task, place_of, schedule
 from benchmarks.gpu.cells import AGENDAS, Cell
 from benchmarks.gpu.driver import ON_GPU, budget_of, budget_text
 from benchmarks.gpu.prepare import prepare
@@ -13,12 +13,12 @@ from tests.gpu_harness.support import make_trace
 FIXED = Fixed(machine_s=10, unpack_s=0, start_s=5, reserve_s=5)
 
 
-def cell(policy, seconds, worth=1, shape="4b"):
+def cell(policy: str, seconds: float, worth: int = 1, shape: str = "4b") -> Task:
     one = Cell(shape, policy, 1, None, 9)
     return Task("cell", shape, name_of(one), worth, seconds, one)
 
 
-def taken(budget):
+def taken(budget: Budget) -> list[str]:
     return [line.task.name for line in budget.lines if line.ends_s is not None]
 
 

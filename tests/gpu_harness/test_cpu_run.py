@@ -9,7 +9,7 @@ import pytest
 from benchmarks.gpu.cells import AGENDAS
 from benchmarks.gpu.driver import RunOptions, run
 from benchmarks.gpu.in_flight import Trial
-from benchmarks.gpu.results import load
+from benchmarks.gpu.results import InFlightResult, Results, load
 from benchmarks.gpu.tasks import tasks_of, trials_of
 from cp_ray.core.prefill_curve import PrefillCurve, fit
 from tests.gpu_harness.support import make_kit
@@ -97,7 +97,9 @@ def test_the_curve_has_cold_and_cached_prefills_and_is_fitted(folder, results):
     assert curve.seconds(1900, 100) < curve.seconds(0, 2000)
 
 
-def trial(results, siblings, families, order, held=None):
+def trial(
+    results: Results, siblings: int, families: int, order: str, held: int | None = None
+) -> InFlightResult:
     [made] = [
         one
         for one in trials_of("tiny")
@@ -107,7 +109,7 @@ def trial(results, siblings, families, order, held=None):
     return results.in_flight[f"{siblings}x{families}/{made.prefix_tokens}/{room(made)}/{order}"]
 
 
-def room(made: Trial):
+def room(made: Trial) -> str | int:
     return "all" if made.cache_tokens is None else made.cache_tokens
 
 

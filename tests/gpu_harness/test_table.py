@@ -11,14 +11,15 @@ from benchmarks.gpu.engine_run import Facts, Measured
 from benchmarks.gpu.results import CellResult, InFlightResult, Results, load, results_file, save
 from benchmarks.gpu.table import ceiling, row, throughput
 from cp_ray.core.prefill_curve import Sample
+from cp_ray.core.types import RequestId
 from cp_ray.errors import ConfigError
 
 FACTS = Facts("a device", {"vllm": "0"}, 0, 16, 10_000, 8192, True, 1.0)
 
 
-def result(policy, cached, seconds_each, count=40):
+def result(policy: str, cached: int, seconds_each: float, count: int = 40) -> CellResult:
     requests = tuple(
-        Measured(str(n), 1000, cached, n * seconds_each, (n + 1) * seconds_each)
+        Measured(RequestId(str(n)), 1000, cached, n * seconds_each, (n + 1) * seconds_each)
         for n in range(count)
     )
     return CellResult(

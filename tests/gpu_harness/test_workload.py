@@ -2,7 +2,7 @@ import pytest
 
 from benchmarks.gpu.cells import POLICIES
 from benchmarks.gpu.prepare import main
-from benchmarks.gpu.workload import UNCACHED, Prompt, predict, token_ids
+from benchmarks.gpu.workload import UNCACHED, Kit, Prompt, Workload, predict, token_ids
 from cp_ray.core.types import RequestId
 from cp_ray.errors import ConfigError
 from cp_ray.replay.reuse import ReuseOptions, bench_reuse
@@ -15,7 +15,9 @@ def kit(tmp_path_factory):
     return make_kit(tmp_path_factory.mktemp("kit"))
 
 
-def workload(kit, policy, concurrency=4, capacity=4000, page=32):
+def workload(
+    kit: Kit, policy: str, concurrency: int = 4, capacity: int = 4000, page: int = 32
+) -> Workload:
     return kit.workload(
         policy, requests=16, concurrency=concurrency, capacity_tokens=capacity, page_size=page
     )

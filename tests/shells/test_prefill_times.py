@@ -2,29 +2,33 @@
 
 import asyncio
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from cp_ray.config import AppConfig
 from cp_ray.core.prefill_curve import PrefillCurve, Sample, fit
-from cp_ray.core.types import RequestId
+from cp_ray.core.types import Eviction, RequestId
 from cp_ray.errors import ConfigError
 from cp_ray.workers import prefill_times
-from cp_ray.workers.engine import EngineRequest, Sampling
+from cp_ray.workers.engine import EngineInfo, EngineRequest, Sampling
 from cp_ray.workers.prefill_times import FOLDER, CurveFile, pace_of, read_curve
 from cp_ray.workers.simulated_engine import SimulatedEngine
 
 
 class _Deaf:
-    def evicted(self, evictions):
+    def evicted(self, evictions: list[Eviction]) -> None:
         """Nothing."""
 
-    def new_epoch(self):
+    def new_epoch(self) -> None:
         """Nothing."""
 
 
-def written(folder, name, curve=PrefillCurve(0.1, 1e-3, 0.0, 1e-6)):  # noqa: B008
+CURVE = PrefillCurve(0.1, 1e-3, 0.0, 1e-6)
+
+
+def written(folder: Path, name: str, curve: PrefillCurve = CURVE) -> CurveFile:
     samples = tuple(Sample(c, n, curve.seconds(c, n)) for c in (0, 500) for n in (100, 200))
     made = CurveFile(
         "a device", "a model", {"vllm": "0"}, "2026-01-01", "it", "wall", 0.0, curve, 0.07, samples
@@ -62,7 +66,7 @@ def test_the_simulated_engine_takes_its_curves_time_and_says_so(tmp_path, monkey
     monkeypatch.setattr(prefill_times, "FOLDER", tmp_path)
     written(tmp_path, "here", PrefillCurve(0.05, 1e-4, 0.0, 1e-6))
 
-    async def first_token_after():
+    async def first_token_after() -> tuple[EngineInfo, list[float]]:
         engine = SimulatedEngine(AppConfig(engine="simulated", simulated_device="here"))
         info = await engine.start(_Deaf())
         times = []

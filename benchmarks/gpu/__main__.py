@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     curve.add_argument("--model", default="smollm2", help="as the setting `model`")
     curve.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
     curve.add_argument("--longest", type=int, default=4096, help="tokens")
+    curve.add_argument("--repeats", type=int, default=3)
     curve.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     curve.add_argument("--out", type=Path, required=True, help="the data file")
     return parser
@@ -93,7 +94,15 @@ def _shape(args: argparse.Namespace) -> NoReturn:
 def _curve(args: argparse.Namespace) -> int:
     from benchmarks.gpu.model_curve import measure_model
 
-    print(measure_model(args.model, args.device, args.longest, args.clock, args.out))
+    said = measure_model(
+        args.model,
+        args.device,
+        longest=args.longest,
+        repeats=args.repeats,
+        clock=args.clock,
+        out=args.out,
+    )
+    print(said)
     return 0
 
 

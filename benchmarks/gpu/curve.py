@@ -24,7 +24,7 @@ from cp_ray.workers.prefill_times import CurveFile
 SHORTEST = 1024
 LONGEST = 131_072
 REPEATED_TO = 16_384
-"""Chains up to this length run three times, longer ones once: they cost most of the time."""
+"""Chains up to this length are repeated, longer ones run once: they cost most of the time."""
 REPEATS = 3
 
 
@@ -41,14 +41,14 @@ class Chain(msgspec.Struct, frozen=True):
         )
 
 
-def chains(longest: int) -> list[Chain]:
+def chains(longest: int, repeats: int = REPEATS) -> list[Chain]:
     """The shortest first. Each doubling is prefilled whole, and in steps down to a twentieth."""
     made = []
     total = SHORTEST
     while total <= longest:
         steps = tuple(total * part // 20 for part in (10, 15, 18, 19, 20))
         if total <= REPEATED_TO:
-            made += [Chain((total,)), Chain(steps)] * REPEATS
+            made += [Chain((total,)), Chain(steps)] * repeats
         else:
             made.append(Chain(steps))
         total *= 2

@@ -16,7 +16,13 @@ BLOCK = 32
 
 
 def measure_model(
-    model: str, device: Literal["cuda", "cpu"], longest: int, clock: Clock, out: Path
+    model: str,
+    device: Literal["cuda", "cpu"],
+    *,
+    longest: int,
+    repeats: int,
+    clock: Clock,
+    out: Path,
 ) -> str:
     """Measure every chain up to `longest` tokens, write the data file; a line about it."""
     found = resolve_model(model)
@@ -38,7 +44,7 @@ def measure_model(
         )
     )
     curves.warm_up(engine, min(longest, 1100))
-    wanted = curves.chains(longest)
+    wanted = curves.chains(longest, repeats)
     samples, _ = curves.measure(engine, tqdm(wanted, disable=None), lambda _: True)
     made = curves.curve_file(engine, model, clock, samples)
     curves.write(out, made)

@@ -57,7 +57,11 @@ _ENVIRONMENT = {
     "TRANSFORMERS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-_ON_CPU = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+_ON_CPU = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TORCHDYNAMO_DISABLE": "1",  # 0.25.1's sampler would be compiled by gcc, for minutes
+}
 
 
 class EngineOptions(msgspec.Struct, frozen=True):

@@ -28,11 +28,11 @@ test: venv
 	$(BIN)/python -m pytest -q -m "not chaos"
 
 check: venv
-	$(BIN)/ruff format --check cp_ray tests benchmarks
-	$(BIN)/ruff check cp_ray tests benchmarks
+	$(BIN)/ruff format --check cp_ray tests benchmarks examples
+	$(BIN)/ruff check cp_ray tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/codespell cp_ray tests docs benchmarks README.md CHANGELOG.md
+	$(BIN)/codespell cp_ray tests docs benchmarks examples README.md CHANGELOG.md
 
 chaos: venv
 	$(BIN)/python -m pytest -q -m chaos
@@ -61,8 +61,8 @@ $(OLD_VENV)/.ready: requirements/vllm-0.25.1.txt
 	@touch $@
 
 format: venv
-	$(BIN)/ruff format cp_ray tests benchmarks
-	$(BIN)/ruff check --fix cp_ray tests benchmarks
+	$(BIN)/ruff format cp_ray tests benchmarks examples
+	$(BIN)/ruff check --fix cp_ray tests benchmarks examples
 
 venv: $(READY)
 

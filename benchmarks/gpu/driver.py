@@ -32,7 +32,7 @@ ON_GPU = [name for name in AGENDAS if name != "tiny"]
 GPU_PAGE = 16
 KILL_S = 10.0
 READY_S = 240.0
-"""An engine that is not ready by then hangs."""
+"""A GPU's engine that is not ready by then hangs."""
 
 
 class RunOptions(msgspec.Struct, frozen=True):
@@ -152,7 +152,8 @@ def _child(
         env=dict(os.environ, PYTHONUNBUFFERED="1"),
     ) as child:
         assert child.stdout is not None
-        hangs = threading.Timer(READY_S, child.terminate)
+        patience = READY_S if options.device == "cuda" else seconds
+        hangs = threading.Timer(patience, child.terminate)
         hangs.start()
         for line in child.stdout:
             if READY in line:

@@ -74,7 +74,7 @@ def chains_of(shape: str, long: bool) -> list[Chain]:
 
 def trials_of(shape: str) -> list[Trial]:
     """Sharing in flight: with prompts like MultihopRAG's, on the tiny shape shorter ones."""
-    return in_flight.trials(640, 32) if shape == "tiny" else in_flight.trials(8000, 200)
+    return in_flight.trials(320, 32) if shape == "tiny" else in_flight.trials(8000, 200)
 
 
 def tasks_of(

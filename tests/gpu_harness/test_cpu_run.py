@@ -67,7 +67,7 @@ def test_the_engine_counts_what_bench_reuse_counts_within_two_points(results):
 
 def test_one_at_a_time_the_engine_counts_what_the_plan_says_to_the_token(results):
     alone = [cell for cell in results.cells.values() if cell.cell.concurrency == 1]
-    assert {cell.cell.cache_tokens for cell in alone} == {6400}
+    assert {cell.cell.cache_tokens for cell in alone} == {6400, None}
     for cell in alone:
         assert [one.cached for one in cell.requests] == list(cell.predicted), cell.cell
 

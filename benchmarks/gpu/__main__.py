@@ -16,7 +16,15 @@ from typing import NoReturn
 
 from benchmarks.gpu.budget import Fixed
 from benchmarks.gpu.cells import AGENDAS
-from benchmarks.gpu.driver import ON_GPU, RunOptions, budget_of, budget_text, report, run
+from benchmarks.gpu.driver import (
+    ON_GPU,
+    RunOptions,
+    budget_of,
+    budget_text,
+    commands,
+    report,
+    run,
+)
 from benchmarks.gpu.workload import Kit
 from cp_ray.errors import ConfigError
 
@@ -67,8 +75,10 @@ def _shapes(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _budget(args: argparse.Namespace) -> int:
-    planned = budget_of(Kit(args.kit), args.out, _shapes(args), Fixed(), args.seconds)
+    shapes = _shapes(args)
+    planned = budget_of(Kit(args.kit), args.out, shapes, Fixed(), args.seconds)
     print(budget_text(planned))
+    print("\n".join(commands(planned, Fixed(), args.kit, shapes)))
     return 0
 
 

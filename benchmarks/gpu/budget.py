@@ -15,6 +15,10 @@ from benchmarks.gpu.cells import AS_RETRIEVED, Cell
 from benchmarks.gpu.workload import UNCACHED
 
 Kind = Literal["cell", "curve", "in flight"]
+COMMAND_S = 560.0
+"""The most that one command gets: the machine stops it at 600 s."""
+END_S = 15.0
+"""What a command keeps free for its table."""
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -32,18 +36,21 @@ class Fixed(msgspec.Struct, frozen=True):
     """Seconds that pass whatever is measured, assumed until seen.
 
     machine_s: from asking for the machine until a command runs, the transfer included. unpack_s:
-    the carried engine. start_s: import, weights and cache of one shape. reserve_s: kept free.
+    the carried engine. again_s: from the end of a command until the next one runs; each shape has
+    its own, as a command runs COMMAND_S at most. start_s: import, weights and cache of one shape.
+    reserve_s: kept free.
     """
 
     machine_s: float = 110.0
     unpack_s: float = 15.0
+    again_s: float = 20.0
     start_s: float = 70.0
     reserve_s: float = 40.0
 
     @property
     def once_s(self) -> float:
         """All but the starts."""
-        return self.machine_s + self.unpack_s + self.reserve_s
+        return self.machine_s + self.unpack_s + self.again_s + self.reserve_s
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -70,6 +77,12 @@ class Budget(msgspec.Struct, frozen=True):
         """A shape's share: its start and its tasks."""
         taken = self.taken(shape)
         return fixed.start_s + sum(task.seconds for task in taken) if taken else 0.0
+
+
+def command_seconds(budget: Budget, fixed: Fixed, shape: str, *, first: bool) -> float:
+    """The limit of the command that measures one shape."""
+    needed = budget.seconds(shape, fixed) + END_S + (fixed.unpack_s if first else 0.0)
+    return min(needed, COMMAND_S)
 
 
 def schedule(

@@ -19,6 +19,7 @@ from benchmarks.gpu.engine_run import EngineRun
 from benchmarks.gpu.workload import Prompt
 from cp_ray.core.prefill_curve import PrefillCurve, Sample, fit
 from cp_ray.core.types import RequestId
+from cp_ray.errors import EngineError
 from cp_ray.workers.prefill_times import CurveFile
 
 SHORTEST = 1024
@@ -56,12 +57,20 @@ def chains(longest: int, repeats: int = REPEATS) -> list[Chain]:
 
 
 def warm_up(engine: EngineRun, longest: int) -> None:
-    """Compile and tune every kernel on prompts unlike any measured one."""
+    """Compile and tune every kernel on prompts unlike any measured one.
+
+    Raises EngineError when a repeated prompt is not found in the cache, page by page.
+    """
     for length in (17, 300, 1000, 2049, 4100, 9000, 17_000):
         if length < longest:
             engine.run([_prompt("warm up", length, length)], 1)
     several = [_prompt(f"warm up {n}", min(700 + 37 * n, longest - 8), n) for n in range(8)]
     engine.run(several, len(several), answer_tokens=2)
+    length = min(1000, longest - 8)
+    [again] = engine.run([_prompt("warm up", length, length)], 1)
+    size = engine.facts.block_size
+    if again.cached != (length - 1) // size * size:
+        raise EngineError(f"of a repeated prompt of {length} tokens {again.cached} were cached")
     engine.empty()
 
 

@@ -16,21 +16,22 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.gpu.budget import Budget, Fixed, Task, schedule
+from benchmarks.gpu.budget import END_S, Budget, Fixed, Task, command_seconds, schedule
 from benchmarks.gpu.cells import AGENDAS
 from benchmarks.gpu.engine_run import SETUPS
 from benchmarks.gpu.results import load
+from benchmarks.gpu.shape_run import READY
 from benchmarks.gpu.shapes import SHAPES
 from benchmarks.gpu.table import COLUMNS, IN_FLIGHT_COLUMNS, cell_rows, in_flight_row, markdown
 from benchmarks.gpu.tasks import assumed_capacity, assumed_curve, tasks_of
 from benchmarks.gpu.workload import Kit
 from cp_ray.core.prefill_curve import fit
 
-READY = "ready in"
-"""A started engine says so; a process that ends without has a set-up that does not work."""
 ON_GPU = [name for name in AGENDAS if name != "tiny"]
 GPU_PAGE = 16
 KILL_S = 10.0
+LEAST_S = 30.0
+"""Less time is not worth a start."""
 READY_S = 240.0
 """A GPU's engine that is not ready by then hangs."""
 
@@ -62,7 +63,7 @@ def budget_of(kit: Kit, out: Path, shapes: Sequence[str], fixed: Fixed, slot_s: 
 def run(options: RunOptions, say: Callable[[str], None]) -> int:
     """Measure what fits, print the table; the exit status: 0 if every shape's engine worked."""
     deadline = time.monotonic() + options.seconds
-    fixed = Fixed(machine_s=0.0, unpack_s=0.0, reserve_s=15.0)
+    fixed = Fixed(machine_s=0.0, unpack_s=0.0, again_s=0.0, reserve_s=END_S)
     planned = budget_of(Kit(options.kit), options.out, options.shapes, fixed, options.seconds)
     say(budget_text(planned))
     status = 0
@@ -80,7 +81,7 @@ def run(options: RunOptions, say: Callable[[str], None]) -> int:
             continue
         found = _with_a_setup_that_works(options, shape, seconds, setup, say)
         if found is None:
-            say(f"{shape}: no set-up works")
+            say(f"{shape}: no set-up worked to the end")
             status = 1
         else:
             setup = found
@@ -122,24 +123,39 @@ def budget_text(budget: Budget) -> str:
     return f"{table}\n{budget.left_s:.0f} of {budget.slot_s:.0f} s left"
 
 
+def commands(budget: Budget, fixed: Fixed, kit: Path, shapes: Sequence[str]) -> list[str]:
+    """A slot's commands, one for each shape, as they are given to the machine."""
+    wanted = [shape for shape in shapes if budget.taken(shape)]
+    return [
+        f"bash benchmarks/gpu/on_device.sh {kit} {seconds:.0f} {shape}"
+        for place, shape in enumerate(wanted)
+        for seconds in [command_seconds(budget, fixed, shape, first=place == 0)]
+    ]
+
+
 def _with_a_setup_that_works(
     options: RunOptions, shape: str, seconds: float, setup: int, say: Callable[[str], None]
 ) -> int | None:
+    """The set-up that went on to the end of its tasks or of the time.
+
+    One that breaks in the middle is followed by the next, which goes on after the last saved task.
+    """
     deadline = time.monotonic() + seconds
     for tried in range(setup, 1 if options.device == "cpu" else len(SETUPS)):
         left = deadline - time.monotonic()
-        if left < 30:
+        if left < LEAST_S:
             return None
-        if _child(options, shape, left, tried, say):
+        ready, broken = _child(options, shape, left, tried, say)
+        if ready and (not broken or deadline - time.monotonic() < LEAST_S):
             return tried
-        say(f"{shape}: set-up {tried} does not work")
+        say(f"{shape}: set-up {tried} does not work" + (" to the end" if ready else ""))
     return None
 
 
 def _child(
     options: RunOptions, shape: str, seconds: float, setup: int, say: Callable[[str], None]
-) -> bool:
-    """Whether the engine became ready. What it measured is saved task by task."""
+) -> tuple[bool, bool]:
+    """Whether the engine served its first prompts, and whether it broke. Tasks save themselves."""
     command = [sys.executable, "-m", "benchmarks.gpu", "shape", "--shape", shape]
     command += ["--kit", str(options.kit), "--out", str(options.out), "--device", options.device]
     command += ["--seconds", f"{seconds:.1f}", "--setup", str(setup)]
@@ -162,4 +178,4 @@ def _child(
             say(line.rstrip())
         hangs.cancel()
     say(f"{shape}: process ended with {child.returncode} after {time.monotonic() - began:.0f} s")
-    return ready
+    return ready, child.returncode != 0

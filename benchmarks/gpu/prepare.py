@@ -2,7 +2,7 @@
 
 It holds the first requests of a trace (as `bench reuse` reads it), the plans that take long to
 make, and, from --vllm, an engine in *.tar.xz where that machine has none. It is all a run needs
-beside the working tree; nothing is fetched there. The one command for there is printed last.
+beside the working tree; nothing is fetched there. The command for there is printed last.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def main(argv: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     print(f"{args.out}: {size / 1e6:.1f} MB; carry it beside the working tree, and run there")
-    print(f"bash benchmarks/gpu/on_device.sh {args.out} 560")
+    print(f"bash benchmarks/gpu/on_device.sh {args.out} SECONDS SHAPE")
+    print("for each shape: `python -m benchmarks.gpu budget` says which fit a slot")
     return 0
 
 

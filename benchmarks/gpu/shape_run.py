@@ -30,6 +30,9 @@ from benchmarks.gpu.tasks import (
 from benchmarks.gpu.workload import UNCACHED, Kit
 from cp_ray.core.prefill_curve import PrefillCurve, fit
 
+READY = "warm, ready after"
+"""A process says so when its engine has served prompts; one that ends before has a set-up that
+does not work."""
 CPU_TOKENS = 16_384
 """Longest prompt, and cache, of a CPU engine."""
 CPU_BLOCK = 32
@@ -61,7 +64,7 @@ class _Shape:
         self._engine = EngineRun(_engine_options(options))
         facts = self._engine.facts
         say(
-            f"{options.shape}: ready in {facts.start_s:.0f} s on {facts.device}, set-up "
+            f"{options.shape}: started in {facts.start_s:.0f} s on {facts.device}, set-up "
             f"{facts.setup}, {facts.capacity_tokens:,} tokens of cache in blocks of "
             f"{facts.block_size}, asynchronous scheduling {facts.async_scheduling}, "
             f"{facts.versions}"
@@ -74,7 +77,8 @@ class _Shape:
         began = time.monotonic()
         longest = CPU_TOKENS // 8 if self._options.device == "cpu" else curves.LONGEST
         curves.warm_up(self._engine, longest)
-        self._say(f"{shape}: warm after {time.monotonic() - began:.1f} s")
+        # Not before: a kernel may fail at its first use.
+        self._say(f"{shape}: {READY} {time.monotonic() - began:.1f} s")
         facts = self._engine.facts
         tasks = tasks_of(self._kit, shape, self._curve(), facts.capacity_tokens, facts.block_size)
         self._results.skipped = []

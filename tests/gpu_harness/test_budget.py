@@ -1,16 +1,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.gpu.budget import Budget, Fixed, Task, place_of, schedule
+from benchmarks.gpu.budget import COMMAND_S, Budget, Fixed, Task, place_of, schedule
 from benchmarks.gpu.cells import AGENDAS, Cell
-from benchmarks.gpu.driver import ON_GPU, budget_of, budget_text
+from benchmarks.gpu.driver import ON_GPU, budget_of, budget_text, commands
 from benchmarks.gpu.prepare import prepare
 from benchmarks.gpu.shapes import SHAPES
 from benchmarks.gpu.tasks import assumed_capacity, name_of
 from benchmarks.gpu.workload import Kit
 from tests.gpu_harness.support import make_trace
 
-FIXED = Fixed(machine_s=10, unpack_s=0, start_s=5, reserve_s=5)
+FIXED = Fixed(machine_s=10, unpack_s=0, again_s=0, start_s=5, reserve_s=5)
 
 
 def cell(policy: str, seconds: float, worth: int = 1, shape: str = "4b") -> Task:
@@ -83,6 +83,12 @@ def test_a_quarter_of_an_hour_holds_the_headline(tmp_path):
     assert "4b/in flight" in fits
     assert budget.left_s >= 0
     assert "next slot" in budget_text(budget)
+
+    said = [line.split() for line in commands(budget, Fixed(), tmp_path / "kit", ON_GPU)]
+    assert [line[-1] for line in said] == list(ON_GPU)
+    limits = [float(line[-2]) for line in said]
+    assert all(limit <= COMMAND_S for limit in limits)
+    assert Fixed().machine_s + sum(limits) + Fixed().again_s * (len(limits) - 1) <= 900
 
 
 def test_a_place_is_shape_cache_and_concurrency():

@@ -1,5 +1,6 @@
 """The harness from end to end on vLLM's CPU build: what a GPU will run, on a tiny shape."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,14 +30,33 @@ def kit(folder):
     return make_kit(folder)
 
 
+ROOT = Path(__file__).parents[2]
+
+
 @pytest.fixture(scope="module")
-def said(folder, kit):
-    """One real run, by the one command."""
-    command = [sys.executable, "-m", "benchmarks.gpu", "run", "--kit", str(kit.folder)]
-    command += ["--out", str(folder / "out"), "--shapes", "tiny", "--device", "cpu"]
+def killed(folder, kit):
+    """What is left of an engine's process that is killed in its second cell or after."""
+    command = [sys.executable, "-m", "benchmarks.gpu", "shape", "--shape", "tiny"]
+    command += ["--kit", str(kit.folder), "--out", str(folder / "out"), "--device", "cpu"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        rows = (line for line in process.stdout if line.startswith("tiny | "))
+        next(rows)
+        next(rows)
+        process.kill()
+    return load(folder / "out", "tiny")
+
+
+@pytest.fixture(scope="module")
+def said(folder, kit, killed):
+    """One real run, by the command that a GPU machine gets; it goes on after the killed one."""
+    assert killed.done
     done = subprocess.run(
-        [*command, "--seconds", "540"],
-        cwd=Path(__file__).parents[2],
+        ["bash", "benchmarks/gpu/on_device.sh", str(kit.folder), "540", "tiny", "cpu"],
+        cwd=ROOT,
+        env=dict(
+            os.environ, OUT=str(folder / "out"), SITE=str(folder / "site"), PYTHON=sys.executable
+        ),
         check=False,
         capture_output=True,
         text=True,
@@ -57,6 +77,18 @@ def test_every_task_is_done(results, kit):
     wanted = {task.name for task in tasks_of(kit, "tiny", curve, 16_384, 32)}
     assert set(results.done) == wanted
     assert results.skipped == []
+
+
+def test_a_killed_run_is_gone_on_with_and_measures_nothing_twice(killed, results):
+    assert "tiny/curve" in killed.done
+    assert 1 <= len(killed.cells) < len(results.cells)
+    assert {key: results.cells[key] for key in killed.cells} == killed.cells
+    assert results.samples == killed.samples
+
+
+def test_a_second_command_finds_the_results_where_the_first_one_ran(folder, results):
+    assert load(folder / "site" / "results", "tiny") == results
+    assert "process ended with 0" in (folder / "out" / "run.log").read_text()
 
 
 def test_the_engine_counts_what_bench_reuse_counts_within_two_points(results):

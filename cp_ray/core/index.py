@@ -13,6 +13,7 @@ from typing import Literal
 
 from cp_ray.core.distance import DEFAULT_ALPHA
 from cp_ray.core.load import LoadLedger
+from cp_ray.core.loss import LossLedger, who_held
 from cp_ray.core.memory import Memory
 from cp_ray.core.offline import OfflineOrders
 from cp_ray.core.ordering import order
@@ -71,6 +72,7 @@ class ContextIndex:
         self.utilisation = Utilisation()
         self.offline = offline or OfflineOrders()
         self.rest_order = RestOrder()
+        self.losses = LossLedger()
         self._search = search
         self._max_records = max_records
         self._memory = Memory(RememberedOrders(REMEMBERED))
@@ -125,6 +127,15 @@ class ContextIndex:
         reusable = most[chosen] - given_up
         page = self.replicas.live[chosen].page_size
         predicted = min(reusable, total - 1) // page * page
+        held = who_held(
+            request,
+            planned,
+            tokens,
+            tree=self._trees.get(request.head),
+            before=self._before(request),
+            believed=self.replicas.mask,
+        )
+        self.losses.planned(request, planned, held, self.replicas.bit(chosen), page)
         self._remember(request, record_of(request, planned, tokens, chosen, predicted), planned)
         self.ledger.reserve(request.request_id, chosen, total - reusable, now)
         self._assigned[chosen] += 1
@@ -181,15 +192,26 @@ class ContextIndex:
             return min(before.tokens_left, request.head_tokens)
         return 0
 
+    def _before(self, request: PlanRequest) -> tuple[int, int]:
+        """Tokens and holder bit of the prompt that the head extends."""
+        record = self._records.get(request.predecessor) if request.predecessor else None
+        if record is None or record.replica not in self.replicas.live:
+            return 0, 0
+        tokens = min(record.tokens_left, request.head_tokens)
+        return tokens, 1 << self.replicas.bit(record.replica)
+
     def hear(self, feedback: Feedback, now: float) -> None:
         """Take what became of a step; unknown requests are counted, frees repeat safely."""
         request = feedback.request_id
         record = self._records.get(request)
         if isinstance(feedback, Routed):
+            live = feedback.replica in self.replicas.live
+            self.losses.routed(request, self.replicas.bit(feedback.replica) if live else 0)
             self._routed(feedback, record)
         elif isinstance(feedback, FirstToken):
             self.ledger.prefill_done(request, now)
         else:
+            self.losses.settled(feedback)
             self.ledger.free(request)
             if record is None:
                 self._counters["unknown_feedback"] += 1
@@ -290,4 +312,5 @@ class ContextIndex:
         self.ledger.check()
         self.offline.check()
         self.rest_order.check()
+        self.losses.check()
         self._memory.check(self.replicas)

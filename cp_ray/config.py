@@ -89,6 +89,14 @@ class AppConfig(BaseModel):
     plan_deadline_ms: float = Field(default=250.0, gt=0)
     api_keys: Keys = Field(default_factory=dict, description="tenant -> bearer key; empty = open")
 
+    operator_key: SecretStr | None = Field(
+        default=None, description="bearer key for /fleet; without it and api_keys it is open"
+    )
+    record: str | None = Field(
+        default=None,
+        description="folder on the index actor's host: record ids and lengths of all traffic there",
+    )
+
     # Limits, enforced with 400, 413 or 422.
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
     max_documents: int = Field(default=256, ge=1)

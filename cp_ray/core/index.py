@@ -8,7 +8,7 @@ into one group. The index is advisory: what it does not know it treats as not he
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from cp_ray.core.distance import DEFAULT_ALPHA
@@ -30,6 +30,7 @@ from cp_ray.core.search import (
     fixed_search,
     greedy_search,
 )
+from cp_ray.core.tree import ContextTree
 from cp_ray.core.trust import Trust, TrustLedger
 from cp_ray.core.types import (
     BlockId,
@@ -38,10 +39,12 @@ from cp_ray.core.types import (
     DumpRequest,
     Feedback,
     FirstToken,
+    HeadId,
     PlanRequest,
     ReplicaId,
     ReplicaInfo,
     ReplicaMessage,
+    RequestId,
     Routed,
     Settled,
     Step,
@@ -79,6 +82,9 @@ class ContextIndex:
         self._trees = self._memory.trees
         self._records = self._memory.records
         self._assigned: Counter[ReplicaId] = Counter()
+        self.trees: Mapping[HeadId, ContextTree] = self._trees  # these three: only to look at
+        self.records: Mapping[RequestId, Record] = self._records
+        self.assigned: Mapping[ReplicaId, int] = self._assigned
         self._counters: Counter[str] = Counter()
 
     def set_replicas(self, infos: Sequence[ReplicaInfo]) -> None:
@@ -128,12 +134,7 @@ class ContextIndex:
         page = self.replicas.live[chosen].page_size
         predicted = min(reusable, total - 1) // page * page
         held = who_held(
-            request,
-            planned,
-            tokens,
-            tree=self._trees.get(request.head),
-            before=self._before(request),
-            believed=self.replicas.mask,
+            request, planned, tokens, trees=self.trees, records=self.records, replicas=self.replicas
         )
         self.losses.planned(request, planned, held, self.replicas.bit(chosen), page)
         self._remember(request, record_of(request, planned, tokens, chosen, predicted), planned)
@@ -191,14 +192,6 @@ class ContextIndex:
         if before is not None and before.replica == replica:
             return min(before.tokens_left, request.head_tokens)
         return 0
-
-    def _before(self, request: PlanRequest) -> tuple[int, int]:
-        """Tokens and holder bit of the prompt that the head extends."""
-        record = self._records.get(request.predecessor) if request.predecessor else None
-        if record is None or record.replica not in self.replicas.live:
-            return 0, 0
-        tokens = min(record.tokens_left, request.head_tokens)
-        return tokens, 1 << self.replicas.bit(record.replica)
 
     def hear(self, feedback: Feedback, now: float) -> None:
         """Take what became of a step; unknown requests are counted, frees repeat safely."""

@@ -30,9 +30,11 @@ from typing import Any
 
 import msgspec
 
+from cp_ray.core.record import Record
+from cp_ray.core.replicas import ReplicaTable
 from cp_ray.core.search import fixed_search
 from cp_ray.core.tree import ContextTree
-from cp_ray.core.types import BlockId, Context, PlanRequest, RequestId, Settled
+from cp_ray.core.types import BlockId, Context, HeadId, PlanRequest, RequestId, Settled
 from cp_ray.errors import InvariantError
 
 CAUSES = (
@@ -255,20 +257,22 @@ def who_held(
     planned: Context,
     tokens: Mapping[BlockId, int],
     *,
-    tree: ContextTree | None,
-    before: tuple[int, int],
-    believed: int,
+    trees: Mapping[HeadId, ContextTree],
+    records: Mapping[RequestId, Record],
+    replicas: ReplicaTable,
 ) -> Held:
-    """Who has how much of a prompt that is not yet in the tree.
-
-    tree: of its head. before, believed: of `Held`.
-    """
-    if tree is None:
-        return Held((), before, believed)
+    """Who has how much of a prompt that is not yet in its tree."""
     head = request.head_tokens
+    before = (0, 0)
+    earlier = records.get(request.predecessor) if request.predecessor else None
+    if earlier is not None and earlier.replica in replicas.live:
+        before = min(earlier.tokens_left, head), 1 << replicas.bit(earlier.replica)
+    tree = trees.get(request.head)
+    if tree is None:
+        return Held((), before, replicas.mask)
     found = fixed_search(tree.root, planned, tokens)
     runs = ((head + run.tokens, run.holders) for run in found if run.holders)
-    return Held(((head, tree.root.holders), *runs), before, believed)
+    return Held(((head, tree.root.holders), *runs), before, replicas.mask)
 
 
 def _total(request: PlanRequest) -> int:

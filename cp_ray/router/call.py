@@ -7,11 +7,13 @@ from typing import Any
 
 import msgspec
 
+from cp_ray.core.story import Outcome
 from cp_ray.core.types import FirstToken, Routed, Settled, Step
 from cp_ray.errors import CpRayError, EngineError
 from cp_ray.router.assembly import Finished, Prepared
 from cp_ray.router.conversation import Record, Turn
 from cp_ray.router.ports import Dispatcher, Planner
+from cp_ray.router.watch import Watch
 from cp_ray.workers.engine import Chunk, Delivery, EngineRequest
 
 SaveRecord = Callable[[Record], Awaitable[None]]
@@ -33,6 +35,7 @@ class Call:
         planner: Planner,
         dispatcher: Dispatcher,
         save: SaveRecord | None,
+        watch: Watch,
     ) -> None:
         self.request = request
         self._prepared = prepared
@@ -41,6 +44,7 @@ class Call:
         self._planner = planner
         self._deliveries = dispatcher.stream(step, request)
         self._save = save
+        self._watch = watch
         self._first: Delivery | None = None
         self._last: Chunk | None = None
         self._replica: str | None = None
@@ -52,7 +56,12 @@ class Call:
         try:
             self._first = await anext(self._deliveries)
         except StopAsyncIteration:
+            self._broken = True
             raise EngineError("the engine ended the stream before its first token") from None
+        except CpRayError:
+            self._broken = True
+            raise
+        self._watch.first()
         self._replica = self._first.replica
         if self._step is not None:
             self._planner.feedback(Routed(self.request.request_id, self._first.replica))
@@ -78,6 +87,7 @@ class Call:
             self._settle(Settled(self.request.request_id, 0, ok=False))
         else:
             self._settle(Settled(self.request.request_id, first.cached_tokens, ok=True))
+        self._tell()
         close = getattr(self._deliveries, "aclose", None)
         if close is not None:
             await close()
@@ -123,6 +133,12 @@ class Call:
             turn = Turn(last.user, tuple(text for text in self._finished.user if text), last.blocks)
             turns = (*record.turns[:-1], turn)
             await self._save(msgspec.structs.replace(record, turns=turns))
+
+    def _tell(self) -> None:
+        last = self._last or (self._first.chunks[-1] if self._first is not None else None)
+        whole = self._last is not None and self._last.finish_reason is not None
+        outcome: Outcome = "ok" if whole else "failed" if self._broken else "left"
+        self._watch.ended(outcome, self._replica, self._reason(), last)
 
     def _settle(self, settled: Settled) -> None:
         if self._settled:

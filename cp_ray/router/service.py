@@ -20,8 +20,10 @@ from cp_ray.router.assembly import Assembler, Prepared, Request, Reuse
 from cp_ray.router.auth import Authenticator, Tenant
 from cp_ray.router.call import Call
 from cp_ray.router.conversation import Conversations, Record
+from cp_ray.router.identity import identified
 from cp_ray.router.ports import Dispatcher, FetchInfo, Planner, RecordStore
 from cp_ray.router.tokenizer import PromptTokenizer
+from cp_ray.router.watch import Observer
 from cp_ray.router.window import Window
 from cp_ray.workers.engine import EngineInfo, EngineRequest
 
@@ -49,6 +51,7 @@ class Service:
         fetch_info: FetchInfo,
         new_id: Callable[[], str] = _new_id,
         clock: Callable[[], float] = time.time,
+        observer: Observer | None = None,
     ) -> None:
         self.config = config
         self.auth = Authenticator(config)
@@ -57,6 +60,7 @@ class Service:
         self.conversations = Conversations(store, config.conversation_ttl_s)
         self.new_id = new_id
         self.clock = clock
+        self.observer = observer or Observer()
         self._dispatcher = dispatcher
         self._fetch_info = fetch_info
         self._info: EngineInfo | None = None
@@ -101,11 +105,13 @@ class Service:
         Raises InvalidRequest, Overloaded, EngineUnavailable or EngineError. The caller must close
         the call. Cancelling frees what was planned.
         """
+        watch = self.observer.begin(tenant.name)
         async with self._queue_place():
             prepared = await self.prepare(request, tenant, reuse)
             step = None
             if reuse != "plain":
                 step = (await self._window.plan(prepared.plan)).step
+            watch.planned(prepared.plan, step, len(prepared.repeated))
             # No await until the request is on its way: the window's order must hold.
             order = step.context if step is not None else prepared.plan.context
             finished = self.assembler.finish(prepared, order)
@@ -122,6 +128,7 @@ class Service:
                 planner=self.planner,
                 dispatcher=self._dispatcher,
                 save=self._saver(request, tenant),
+                watch=watch,
             )
             try:
                 await call.begin()
@@ -146,6 +153,9 @@ class Service:
         )
         large = sum(len(document.text) for document in request.documents) > _THREAD_BYTES
         prepared = await asyncio.to_thread(work) if large else work()
+        several = len(self.config.api_keys) > 1
+        plan = identified(prepared, request, tenant, several_tenants=several)
+        prepared = msgspec.structs.replace(prepared, plan=plan)
         return self._fit(prepared, request, await self._context_length())
 
     async def _context_length(self) -> int | None:
@@ -199,10 +209,12 @@ class Service:
                 "replicas can hold (max_queued_requests is the rest): try again later"
             )
         self._queued += 1
+        self.observer.waiting(self._queued)
         try:
             yield
         finally:
             self._queued -= 1
+            self.observer.waiting(self._queued)
 
 
 def known_error(error: BaseException) -> CpRayError | None:

@@ -58,7 +58,7 @@ class Call:
         except StopAsyncIteration:
             self._broken = True
             raise EngineError("the engine ended the stream before its first token") from None
-        except CpRayError:
+        except Exception:  # only a cancelled one was left by its client
             self._broken = True
             raise
         self._watch.first()

@@ -30,7 +30,7 @@ class Shown:
     """The index actor's observer in this process; `down` as when the actor is."""
 
     def __init__(self, bench: Bench, record: Path | None = None) -> None:
-        index = bench.planner.index
+        self.index = index = bench.planner.index
 
         async def nowhere() -> Any:
             raise AssertionError("not connected in this test")

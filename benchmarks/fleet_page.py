@@ -97,7 +97,9 @@ def start(replicas: int) -> str:
 
 async def traffic(url: str, args: argparse.Namespace) -> None:
     rng = random.Random(7)
-    texts = [[f"topic {t} chunk {c} " + f"words{t} " * 120 for c in range(12)] for t in range(TOPICS)]
+    texts = [
+        [f"topic {t} chunk {c} " + f"words{t} " * 120 for c in range(12)] for t in range(TOPICS)
+    ]
     end = time.monotonic() + args.seconds
     weights = [1 / (rank + 1) for rank in range(TOPICS)]
     done = failed = 0

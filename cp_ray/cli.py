@@ -29,6 +29,9 @@ def _parser() -> argparse.ArgumentParser:
     _serve(commands.add_parser("serve", help="start the app on this machine's Ray"))
     _run_batch(commands.add_parser("run-batch", help="offline mode: plan or run a file"))
     _coa(commands.add_parser("coa", help="Chain-of-Agents over one long document"))
+    _top(commands.add_parser("top", help="the fleet, live, in this terminal"))
+    _explain(commands.add_parser("explain", help="what became of one request, step by step"))
+    _replay(commands.add_parser("replay", help="recorded traffic against other configurations"))
     _doctor(commands.add_parser("doctor", help="what is missing here, and what to do about it"))
     trace = commands.add_parser("trace", help="workloads").add_subparsers(required=True)
     _trace_import(trace.add_parser("import", help="public files to a trace"))
@@ -96,18 +99,72 @@ def _coa(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
-def _doctor(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--config", type=Path, help="check a Serve config file")
+def _at(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--json", action="store_true")
+
+
+def _key(*names: str) -> str:
+    return next((os.environ[name] for name in names if os.environ.get(name)), "")
+
+
+def _top(parser: argparse.ArgumentParser) -> None:
+    _at(parser)
+    parser.add_argument("--once", action="store_true", help="print once and end")
+
+    def run(args: argparse.Namespace) -> int:
+        from cp_ray.top import run_top
+
+        key = _key("CP_RAY_OPERATOR_KEY")
+        return run_top(args.url, key, once=args.once, as_json=args.json)
+
+    parser.set_defaults(run=run)
+
+
+def _explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("request_id", help="the `id` of an answer")
+    _at(parser)
+
+    def run(args: argparse.Namespace) -> int:
+        from cp_ray.top import run_explain
+
+        key = _key("CP_RAY_OPERATOR_KEY", "OPENAI_API_KEY")
+        return run_explain(args.request_id, args.url, key, as_json=args.json)
+
+    parser.set_defaults(run=run)
+
+
+def _replay(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recording", type=Path, help="folder that the setting `record` wrote")
+    parser.add_argument("--policy", default="none,paper,online", help="as in `bench reuse`")
+    parser.add_argument("--cache-tokens", default="inf", help="of one cache: N or inf")
     parser.add_argument("--json", action="store_true")
 
     def run(args: argparse.Namespace) -> int:
+        from cp_ray.replay.recorded import run_replay
+
+        return run_replay(args)
+
+    parser.set_defaults(run=run)
+
+
+def _doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        help="check one file only: Serve config, `ray up`, RayService, compose",
+    )
+    parser.add_argument("--json", action="store_true")
+
+    def run(args: argparse.Namespace) -> int:
+        from cp_ray.cluster_files import check_file
         from cp_ray.config import parse_settings
         from cp_ray.doctor import diagnose, show
-        from cp_ray.serve_config import check_serve_config
 
         if args.config:
-            check_serve_config(args.config)
+            print(check_file(args.config))
+            return 0
         return show(diagnose(parse_settings(args.settings)), as_json=args.json)
 
     parser.set_defaults(run=run)

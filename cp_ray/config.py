@@ -71,6 +71,9 @@ class AppConfig(BaseModel):
     cpus_per_replica: float = Field(default=0.5, ge=0)
     gpus_per_replica: float = Field(default=0.0, ge=0)
     tensor_parallel_size: int = Field(default=1, ge=1)
+    across_hosts: bool = Field(
+        default=False, description="tensor parallel ranks of one replica may lie on several hosts"
+    )
     max_ongoing_requests: int = Field(default=32, ge=1, description="per replica")
     max_queued_requests: int = Field(default=1000, ge=1, description="per ingress; then 503")
     health_check_period_s: float = Field(default=2.0, gt=0)

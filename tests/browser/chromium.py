@@ -18,7 +18,9 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
-BINARY = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
+BINARY = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
 _FLAGS = (
     "--headless=new",
     "--no-sandbox",
@@ -63,7 +65,10 @@ class Browser:
         if message.get("method") == "Runtime.exceptionThrown":
             self.errors.append(str(message["params"]["exceptionDetails"]))
         entry = message.get("params", {}).get("entry", {})
-        if message.get("method") == "Log.entryAdded" and entry["source"] in ("security", "violation"):
+        if message.get("method") == "Log.entryAdded" and entry["source"] in (
+            "security",
+            "violation",
+        ):
             self.errors.append(entry["text"])
 
     def open(self, url: str) -> None:

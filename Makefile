@@ -15,7 +15,7 @@ ARGS ?=
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: demo demo-chaos test check chaos bench bench-overhead format venv clean
+.PHONY: demo demo-chaos test check chaos cluster-test docs bench bench-overhead format venv clean
 
 demo: venv
 	$(BIN)/python -m cp_ray.demo $(ARGS)
@@ -25,7 +25,7 @@ demo-chaos: venv
 	$(BIN)/python -m cp_ray.demo.chaos --engine vllm
 
 test: venv
-	$(BIN)/python -m pytest -q -m "not chaos"
+	$(BIN)/python -m pytest -q -m "not chaos and not cluster"
 
 check: venv
 	$(BIN)/ruff format --check cp_ray tests benchmarks
@@ -37,6 +37,10 @@ check: venv
 chaos: venv
 	$(BIN)/python -m pytest -q -m chaos
 
+cluster-test: venv
+	$(BIN)/python -m pytest -q -rA -m cluster tests/cluster
+	$(BIN)/python -m pytest -q tests/shells/test_cluster_files.py
+
 bench: venv
 	$(BIN)/cp-ray bench index
 	$(BIN)/cp-ray bench reuse --trace ../shared/data/multihoprag --policy none,frequency,paper
@@ -47,6 +51,16 @@ bench-overhead: venv
 format: venv
 	$(BIN)/ruff format cp_ray tests benchmarks
 	$(BIN)/ruff check --fix cp_ray tests benchmarks
+
+# The site has its own environment: its packages have no business beside an engine's.
+docs: .venv-docs/.ready
+	.venv-docs/bin/mkdocs build --strict --quiet
+	@echo "the site is in out/site"
+
+.venv-docs/.ready: requirements/docs.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install -qq --disable-pip-version-check -r requirements/docs.txt
+	@touch $@
 
 venv: $(READY)
 

@@ -60,7 +60,9 @@ def main() -> None:
                 browser.until("document.querySelector('#status').textContent.startsWith('live')")
                 time.sleep(2)
                 browser.screenshot(args.out / f"fleet-{scheme}.png")
-            held = "[...document.querySelectorAll('#recent tr')].filter(r => r.children[2].innerText"
+            held = (
+                "[...document.querySelectorAll('#recent tr')].filter(r => r.children[2].innerText"
+            )
             browser.js(f"{held} === 'holder').at(-1).querySelector('button').focus()")
             browser.press("Enter")
             browser.until("!document.querySelector('#explain').hidden")

@@ -8,7 +8,7 @@ into one group. The index is advisory: what it does not know it treats as not he
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from cp_ray.core.distance import DEFAULT_ALPHA
@@ -30,7 +30,6 @@ from cp_ray.core.search import (
     fixed_search,
     greedy_search,
 )
-from cp_ray.core.tree import ContextTree
 from cp_ray.core.trust import Trust, TrustLedger
 from cp_ray.core.types import (
     BlockId,
@@ -39,12 +38,10 @@ from cp_ray.core.types import (
     DumpRequest,
     Feedback,
     FirstToken,
-    HeadId,
     PlanRequest,
     ReplicaId,
     ReplicaInfo,
     ReplicaMessage,
-    RequestId,
     Routed,
     Settled,
     Step,
@@ -82,9 +79,7 @@ class ContextIndex:
         self._trees = self._memory.trees
         self._records = self._memory.records
         self._assigned: Counter[ReplicaId] = Counter()
-        self.trees: Mapping[HeadId, ContextTree] = self._trees  # these three: only to look at
-        self.records: Mapping[RequestId, Record] = self._records
-        self.assigned: Mapping[ReplicaId, int] = self._assigned
+        self.trees, self.records, self.assigned = self._trees, self._records, self._assigned
         self._counters: Counter[str] = Counter()
 
     def set_replicas(self, infos: Sequence[ReplicaInfo]) -> None:
@@ -116,7 +111,8 @@ class ContextIndex:
             return Step(request.request_id, request.context, None, "", (), 0, "passthrough")
         tokens = dict(zip(request.context, request.block_tokens, strict=True))
         candidates = self._candidates(request, tokens)
-        best = best_per_holder(candidates, self.replicas.mask)
+        believed = self.replicas.mask
+        best = best_per_holder(candidates, believed)
         total = request.head_tokens + sum(request.block_tokens) + request.tail_tokens
         most: dict[ReplicaId, int] = {}
         options = []
@@ -133,14 +129,23 @@ class ContextIndex:
         reusable = most[chosen] - given_up
         page = self.replicas.live[chosen].page_size
         predicted = min(reusable, total - 1) // page * page
+        record = record_of(request, planned, tokens, chosen, predicted)
+        self._remember(request, record, planned)
+        node = self._trees[request.head].node_of[request.request_id]
+        earlier = self._records.get(request.predecessor) if request.predecessor else None
         held = who_held(
-            request, planned, tokens, trees=self.trees, records=self.records, replicas=self.replicas
+            request,
+            record,
+            node,
+            own_tokens=reusable,
+            earlier=earlier,
+            replicas=self.replicas,
+            believed=believed,
         )
-        self.losses.planned(request, planned, held, self.replicas.bit(chosen), page)
-        self._remember(request, record_of(request, planned, tokens, chosen, predicted), planned)
+        self.losses.planned(request, planned, held, page)
         self.ledger.reserve(request.request_id, chosen, total - reusable, now)
         self._assigned[chosen] += 1
-        path = self._trees[request.head].node_of[request.request_id].search_path
+        path = node.search_path
         return Step(
             request_id=request.request_id,
             context=planned,

@@ -25,16 +25,16 @@ told from `unexplained` and counts there.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from cp_ray.core.node import ContextNode
 from cp_ray.core.record import Record
 from cp_ray.core.replicas import ReplicaTable
-from cp_ray.core.search import fixed_search
-from cp_ray.core.tree import ContextTree
-from cp_ray.core.types import BlockId, Context, HeadId, PlanRequest, RequestId, Settled
+from cp_ray.core.seen import Seen, prefixes
+from cp_ray.core.types import BlockId, Context, PlanRequest, RequestId, Settled
 from cp_ray.errors import InvariantError
 
 CAUSES = (
@@ -54,13 +54,14 @@ PENDING = 1 << 16
 
 
 class Held(msgspec.Struct, frozen=True):
-    """Who had how much of a prompt, in the order planned, when it was planned.
+    """Who had how much of a prompt, in the order planned, when it was planned. Tokens of prompt.
 
-    runs: (tokens, holder bits) of growing prefixes, head included, the head alone first.
-    before: (tokens, holder bit) of the request whose prompt the head extends. believed: bits of
-    the replicas that count. Tokens of prompt.
+    own: (holder bit, tokens) of the replica it was planned to. runs: (tokens, holder bits of
+    others) of growing prefixes, head included. before: (tokens, holder bit) of the request whose
+    prompt the head extends. believed: bits of the replicas that count.
     """
 
+    own: tuple[int, int]
     runs: tuple[tuple[int, int], ...]
     before: tuple[int, int]
     believed: int
@@ -69,6 +70,8 @@ class Held(msgspec.Struct, frozen=True):
         """Tokens that the best of `bits` had."""
         bits &= self.believed
         best = self.before[0] if self.before[1] & bits else 0
+        if self.own[0] & bits:
+            best = max(best, self.own[1])
         return max([best, *(tokens for tokens, holders in self.runs if holders & bits)])
 
 
@@ -92,8 +95,8 @@ class _Open(msgspec.Struct):
     request: PlanRequest
     planned: Context
     held: Held
-    bit: int
     page_size: int
+    holder: int  # bit of the replica that took it
     worlds: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
@@ -106,21 +109,19 @@ class LossLedger:
     def __init__(self, memory: int = MEMORY) -> None:
         self._queue: deque[_Open] = deque()
         self._open: OrderedDict[RequestId, _Open] = OrderedDict()
-        self._heads: _Seen = _Seen(memory)
-        self._blocks: _Seen = _Seen(memory)
-        self._origins: _Seen = _Seen(memory)
-        self._prefixes: _Seen = _Seen(memory)
+        self._heads: Seen = Seen(memory)
+        self._blocks: Seen = Seen(memory)
+        self._origins: Seen = Seen(memory)
+        self._prefixes: Seen = Seen(memory)
         self._prompts: OrderedDict[RequestId, int] = OrderedDict()
         self._conversations: OrderedDict[str, set[BlockId]] = OrderedDict()
         self._memory = memory
         self._sums = Losses(dict.fromkeys(CAUSES, 0))
         self._last: OrderedDict[RequestId, dict[str, int]] = OrderedDict()
 
-    def planned(
-        self, request: PlanRequest, planned: Context, held: Held, bit: int, page_size: int
-    ) -> None:
-        """A request was planned to the replica of number `bit`, in this order."""
-        self._queue.append(_Open(request, planned, held, bit, page_size))
+    def planned(self, request: PlanRequest, planned: Context, held: Held, page_size: int) -> None:
+        """A request was planned, in this order."""
+        self._queue.append(_Open(request, planned, held, page_size, held.own[0]))
         if len(self._queue) > PENDING:
             self._absorb()
 
@@ -128,7 +129,7 @@ class LossLedger:
         """It really went to this replica; 0 when that is not live."""
         self._absorb()
         if request in self._open:
-            self._open[request].bit = bit
+            self._open[request].holder = 1 << bit if bit else 0
 
     def settled(self, settled: Settled) -> dict[str, int] | None:
         """Account for a request that ended; None when it failed or was never planned."""
@@ -144,7 +145,7 @@ class LossLedger:
         sums.requests += 1
         sums.prompt_tokens += total
         sums.cached_tokens += min(settled.cached_tokens, total)
-        believed = found.held.by(1 << found.bit if found.bit else 0)
+        believed = found.held.by(found.holder)
         sums.beyond_belief += max(0, settled.cached_tokens - believed)
         self._last[settled.request_id] = losses
         _bound(self._last, 1 << 13)
@@ -177,36 +178,43 @@ class LossLedger:
     def _worlds(self, request: PlanRequest, planned: Context) -> tuple[int, int, int, int]:
         """Tokens of the first four worlds below "every token", and remember the request."""
         sizes = dict(zip(request.context, request.block_tokens, strict=True))
-        origins = dict(zip(request.context, request.origins[1:], strict=False))
         before = self._prompts.get(request.predecessor, 0) if request.predecessor else 0
-        known_head = self._heads.meet(request.head)
+        (known_head,) = self._heads.meet((request.head,))
         head = request.head_tokens if known_head else min(before, request.head_tokens)
-        anywhere = bool(request.origins) and self._origins.meet(request.origins[0])
-        head_by_all = request.head_tokens if known_head or anywhere else head
+        own = self._blocks.meet(planned)
+        sent = self._prefixes.meet(prefixes(request.head, planned))
+        anywhere, elsewhere = self._anywhere(request, planned)
         spoken = self._spoken(request.conversation)
-        seen_by_all = seen = repeated = 0
-        lead, leading = head, known_head
-        prefix = hash(request.head)
-        for block in planned:
+        by_all = request.head_tokens if known_head or anywhere else head
+        by_own = lead = head
+        repeated = 0
+        leading = known_head
+        for block, known, in_place, known_elsewhere in zip(
+            planned, own, sent, elsewhere, strict=True
+        ):
             size = sizes[block]
-            own = self._blocks.meet(block)
-            elsewhere = block in origins and self._origins.meet(origins[block])
-            prefix = hash((prefix, block))
-            # Remember the prefix even where an earlier one was new.
-            sent = self._prefixes.meet(prefix)
-            leading = leading and sent
-            seen += size if own else 0
-            seen_by_all += size if own or elsewhere else 0
-            if leading:
-                lead += size
-            elif own and block in spoken:
-                repeated += size
+            leading = leading and in_place
+            if known or known_elsewhere:
+                by_all += size
+            if known:
+                by_own += size
+                if leading:
+                    lead += size
+                elif block in spoken:
+                    repeated += size
         if request.conversation is not None:
             spoken.update(planned)
         self._prompts[request.request_id] = _total(request)
         _bound(self._prompts, self._memory)
-        by_all, by_own = head_by_all + seen_by_all, head + seen
         return by_all, by_own, max(by_own - repeated, lead), lead
+
+    def _anywhere(self, request: PlanRequest, planned: Context) -> tuple[bool, Sequence[bool]]:
+        """Whether any tenant sent the head, and each block."""
+        if not request.origins:
+            return False, (False,) * len(planned)
+        head, *blocks = self._origins.meet(request.origins)
+        known = dict(zip(request.context, blocks, strict=True))
+        return head, [known[block] for block in planned]
 
     def _spoken(self, conversation: str | None) -> set[BlockId]:
         if conversation is None:
@@ -217,30 +225,12 @@ class LossLedger:
         return spoken
 
 
-class _Seen:
-    """A bounded set: the least recently met is forgotten."""
-
-    def __init__(self, most: int) -> None:
-        self._met: OrderedDict[int | str, None] = OrderedDict()
-        self._most = most
-
-    def meet(self, item: int | str) -> bool:
-        """Whether it was met before; it is from now on."""
-        known = item in self._met
-        self._met[item] = None
-        if known:
-            self._met.move_to_end(item)
-        elif len(self._met) > self._most:
-            self._met.popitem(last=False)
-        return known
-
-
 def account(opened: _Open, settled: Settled) -> dict[str, int]:
     """Losses of one request by cause, by the table above."""
     total = _total(opened.request)
     found = min(settled.cached_tokens, total)
     anybody = opened.held.by(-1)
-    here = opened.held.by(1 << opened.bit if opened.bit else 0)
+    here = opened.held.by(opened.holder)
     pages = min(here, total - 1) // opened.page_size * opened.page_size
     thought = pages if settled.held_tokens is None else settled.held_tokens
     losses, above = {}, total
@@ -254,25 +244,32 @@ def account(opened: _Open, settled: Settled) -> dict[str, int]:
 
 def who_held(
     request: PlanRequest,
-    planned: Context,
-    tokens: Mapping[BlockId, int],
+    record: Record,
+    node: ContextNode,
     *,
-    trees: Mapping[HeadId, ContextTree],
-    records: Mapping[RequestId, Record],
+    own_tokens: int,
+    earlier: Record | None,
     replicas: ReplicaTable,
+    believed: int,
 ) -> Held:
-    """Who has how much of a prompt that is not yet in its tree."""
-    head = request.head_tokens
+    """Who had how much of a request that was just put at `node`.
+
+    own_tokens: the replica it was planned to. earlier: record of its predecessor.
+    """
+    own = 1 << replicas.bit(record.replica)
     before = (0, 0)
-    earlier = records.get(request.predecessor) if request.predecessor else None
     if earlier is not None and earlier.replica in replicas.live:
-        before = min(earlier.tokens_left, head), 1 << replicas.bit(earlier.replica)
-    tree = trees.get(request.head)
-    if tree is None:
-        return Held((), before, replicas.mask)
-    found = fixed_search(tree.root, planned, tokens)
-    runs = ((head + run.tokens, run.holders) for run in found if run.holders)
-    return Held(((head, tree.root.holders), *runs), before, replicas.mask)
+        tokens = min(earlier.tokens_left, request.head_tokens)
+        before = tokens, 1 << replicas.bit(earlier.replica)
+    runs = []
+    at: ContextNode | None = node
+    while at is not None:
+        others = at.holders & ~own
+        if others:
+            depth = len(at.context)
+            runs.append((record.ends[depth - 1] if depth else request.head_tokens, others))
+        at = at.parent
+    return Held((own, own_tokens), tuple(runs), before, believed)
 
 
 def _total(request: PlanRequest) -> int:

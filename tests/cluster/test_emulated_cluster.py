@@ -101,8 +101,10 @@ async def chains(url: str, salt: str, lost: list[str]) -> list[int]:
 
     async def one(api: openai.AsyncOpenAI, number: int) -> int:
         parts = [
-            [{"id": f"{salt}-{number % 3}-{w}-{b}", "text": f"{salt} {number % 3} {w} {b} " * 40}
-             for b in range(3)]
+            [
+                {"id": f"{salt}-{number % 3}-{w}-{b}", "text": f"{salt} {number % 3} {w} {b} " * 40}
+                for b in range(3)
+            ]
             for w in range(WORKERS)
         ]
         for _ in range(4):
@@ -193,4 +195,3 @@ def test_a_killed_host_costs_no_answer_and_its_replicas_come_back(base: str, clu
     until(lambda: len(set(index_state(NAME)["replicas"]) - before) >= 2, 120)
     until(lambda: len(index_state(NAME)["replicas"]) == 16, 120)
     assert busy.node_id not in gpu_hosts_of_replicas()
-    print(f"{answered} whole answers, {CHAINS} chains, {len(lost)} streams cut and asked again")

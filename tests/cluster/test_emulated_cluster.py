@@ -12,7 +12,7 @@ import socket
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,8 @@ def cluster() -> Iterator[Any]:
     memory = {"object_store_memory": 80 << 20}
     head = {"num_cpus": 4, "num_gpus": 0, "include_dashboard": False, **memory}
     made = Cluster(initialize_head=True, head_node_args=head)
-    for number in range(HOSTS):
-        made.add_node(num_cpus=8, num_gpus=GPUS, labels={"host": f"gpu-{number}"}, **memory)
+    for _ in range(HOSTS):
+        with_patience(lambda: made.add_node(num_cpus=8, num_gpus=GPUS, **memory))
     ray.init(address=made.address, log_to_driver=False, namespace="cp_ray_tests")
     made.wait_for_nodes()
     yield made
@@ -58,6 +58,18 @@ def cluster() -> Iterator[Any]:
     made.shutdown()
     del os.environ["RAY_TMPDIR"]
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def with_patience(start: Callable[[], Any], tries: int = 3) -> None:
+    """Ray gives a host 30 s to come up, which on a busy machine of 2 cores may not do."""
+    for left in reversed(range(tries)):
+        try:
+            start()
+        except Exception:  # Ray raises nothing more precise
+            if not left:
+                raise
+        else:
+            return
 
 
 @pytest.fixture(scope="module")

@@ -28,11 +28,11 @@ test: venv
 	$(BIN)/python -m pytest -q -m "not chaos and not cluster"
 
 check: venv
-	$(BIN)/ruff format --check cp_ray tests benchmarks
-	$(BIN)/ruff check cp_ray tests benchmarks
+	$(BIN)/ruff format --check cp_ray tests benchmarks examples
+	$(BIN)/ruff check cp_ray tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/codespell cp_ray tests docs benchmarks README.md CHANGELOG.md
+	$(BIN)/codespell cp_ray tests docs benchmarks examples README.md CHANGELOG.md
 
 chaos: venv
 	$(BIN)/python -m pytest -q -m chaos
@@ -49,8 +49,8 @@ bench-overhead: venv
 	$(BIN)/python -m benchmarks.overhead $(ARGS)
 
 format: venv
-	$(BIN)/ruff format cp_ray tests benchmarks
-	$(BIN)/ruff check --fix cp_ray tests benchmarks
+	$(BIN)/ruff format cp_ray tests benchmarks examples
+	$(BIN)/ruff check --fix cp_ray tests benchmarks examples
 
 # The site has its own environment: its packages have no business beside an engine's.
 docs: .venv-docs/.ready

@@ -30,8 +30,10 @@ from tests.e2e.support import index_state, until
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(540)]
 ROOT = Path(__file__).parents[2]
 NAME = "cp"
-HOSTS = 5
-GPUS = 8
+HOSTS, REPLICAS = map(int, os.environ.get("CP_RAY_CLUSTER", "5x16").split("x"))
+"""GPU hosts and replicas; fewer where a machine is too small or too busy: CP_RAY_CLUSTER=3x4."""
+RANKS = 2
+GPUS = 8 if REPLICAS == 16 else 2 * RANKS
 CHAINS = 12
 WORKERS = 4
 
@@ -81,8 +83,10 @@ def base(cluster: Any) -> Iterator[str]:
     local = {"engine": "simulated", "model": "sim", "redis_url": None, "ingress_replicas": 1}
     speed = {"prefill_tokens_per_s": 4000, "decode_tokens_per_s": 200, "cpus_per_replica": 0.1}
     quick = {"health_check_period_s": 2, "health_check_timeout_s": 60}
-    config = AppConfig.model_validate(shipped["args"] | local | speed | quick)
-    assert (config.replicas, config.tensor_parallel_size) == (16, 2)
+    assert (shipped["args"]["replicas"], shipped["args"]["tensor_parallel_size"]) == (16, RANKS)
+    config = AppConfig.model_validate(
+        shipped["args"] | local | speed | quick | {"replicas": REPLICAS}
+    )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -90,7 +94,7 @@ def base(cluster: Any) -> Iterator[str]:
     serve.run(app(config), name=NAME, route_prefix="/")
     url = f"http://127.0.0.1:{port}"
     until(lambda: httpx.get(f"{url}/readyz", timeout=60).status_code == 200, 120)
-    until(lambda: len(index_state(NAME)["replicas"]) == 16, 120)
+    until(lambda: len(index_state(NAME)["replicas"]) == REPLICAS, 120)
     yield url
     serve.shutdown()
 
@@ -165,8 +169,8 @@ def test_the_shipped_local_file_states_hosts_for_all_replicas() -> None:
 
 def test_sixteen_replicas_of_two_gpus_spread_over_the_hosts(base: str) -> None:
     reserved = gpu_hosts_of_replicas()
-    assert sum(reserved.values()) == 32
-    assert len(reserved) >= 4
+    assert sum(reserved.values()) == REPLICAS * RANKS
+    assert len(reserved) >= REPLICAS * RANKS / GPUS
     assert max(reserved.values()) <= GPUS
 
 
@@ -178,13 +182,13 @@ def test_chains_of_agents_are_answered_across_hosts_and_reuse_their_parts(base: 
     assert sum(again) > sum(first), "the second round finds what the first prefilled"
     data = httpx.get(f"{base}/fleet/data", timeout=30).json()
     used = {row["replica"] for row in data["recent"]}
-    assert len(used) > 4, "agents work on many replicas"
+    assert len(used) > REPLICAS / 4, "agents work on many replicas"
     assert data["unexplained_share"] <= 0.01
 
 
 def test_a_killed_host_costs_no_answer_and_its_replicas_come_back(base: str, cluster: Any) -> None:
     reserved = gpu_hosts_of_replicas()
-    busy = next(n for n in cluster.worker_nodes if reserved[n.node_id] >= 4)
+    busy = next(n for n in cluster.worker_nodes if reserved[n.node_id] >= RANKS)
     before = set(index_state(NAME)["replicas"])
     lost: list[str] = []
 
@@ -204,6 +208,6 @@ def test_a_killed_host_costs_no_answer_and_its_replicas_come_back(base: str, clu
     assert answered > 50
     assert len(cached) == CHAINS
     assert len(lost) <= CHAINS, "only streams that were cut were asked for again"
-    until(lambda: len(set(index_state(NAME)["replicas"]) - before) >= 2, 120)
-    until(lambda: len(index_state(NAME)["replicas"]) == 16, 120)
+    until(lambda: len(set(index_state(NAME)["replicas"]) - before) >= 1, 120)
+    until(lambda: len(index_state(NAME)["replicas"]) == REPLICAS, 120)
     assert busy.node_id not in gpu_hosts_of_replicas()

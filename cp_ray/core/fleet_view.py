@@ -122,10 +122,10 @@ def _branch(
         if known is None or node.parent is None:
             continue
         below.setdefault(id(node.parent), known)
-        depth = len(node.context)
+        depth = node.depth
         if depth > len(known.ends):
             continue  # it was shrunk since
-        above = len(node.parent.context)
+        above = node.parent.depth
         start = known.ends[above - 1] if above else known.head_tokens
         length = known.ends[depth - 1] - start
         if node.holders:

@@ -25,8 +25,8 @@ told from `unexplained` and counts there.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -51,6 +51,18 @@ CAUSES = (
 MEMORY = 1 << 18
 """Blocks, prefixes, heads and conversations remembered of each kind; about 100 bytes each."""
 PENDING = 1 << 16
+
+
+class Known(Protocol):
+    """What the accounts look up in the index."""
+
+    @property
+    def records(self) -> Mapping[RequestId, Record]:
+        """What is remembered of each request."""
+
+    @property
+    def replicas(self) -> ReplicaTable:
+        """Who is live, and believed."""
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -119,9 +131,22 @@ class LossLedger:
         self._sums = Losses(dict.fromkeys(CAUSES, 0))
         self._last: OrderedDict[RequestId, dict[str, int]] = OrderedDict()
 
-    def planned(self, request: PlanRequest, planned: Context, held: Held, page_size: int) -> None:
-        """A request was planned, in this order."""
-        self._queue.append(_Open(request, planned, held, page_size, held.own[0]))
+    def planned(
+        self,
+        index: Known,
+        request: PlanRequest,
+        planned: Context,
+        node: ContextNode,
+        own_tokens: int,
+    ) -> None:
+        """A request was just put at `node`, in this order.
+
+        own_tokens: what the replica it was planned to had of its prompt.
+        """
+        record = index.records[request.request_id]
+        held = _who_held(index, request, record, node, own_tokens)
+        page = index.replicas.live[record.replica].page_size
+        self._queue.append(_Open(request, planned, held, page, held.own[0]))
         if len(self._queue) > PENDING:
             self._absorb()
 
@@ -242,22 +267,13 @@ def account(opened: _Open, settled: Settled) -> dict[str, int]:
     return losses
 
 
-def who_held(
-    request: PlanRequest,
-    record: Record,
-    node: ContextNode,
-    *,
-    own_tokens: int,
-    earlier: Record | None,
-    replicas: ReplicaTable,
-    believed: int,
+def _who_held(
+    index: Known, request: PlanRequest, record: Record, node: ContextNode, own_tokens: int
 ) -> Held:
-    """Who had how much of a request that was just put at `node`.
-
-    own_tokens: the replica it was planned to. earlier: record of its predecessor.
-    """
+    replicas = index.replicas
     own = 1 << replicas.bit(record.replica)
     before = (0, 0)
+    earlier = index.records.get(request.predecessor) if request.predecessor else None
     if earlier is not None and earlier.replica in replicas.live:
         tokens = min(earlier.tokens_left, request.head_tokens)
         before = tokens, 1 << replicas.bit(earlier.replica)
@@ -266,10 +282,10 @@ def who_held(
     while at is not None:
         others = at.holders & ~own
         if others:
-            depth = len(at.context)
-            runs.append((record.ends[depth - 1] if depth else request.head_tokens, others))
+            tokens = record.ends[at.depth - 1] if at.depth else request.head_tokens
+            runs.append((tokens, others))
         at = at.parent
-    return Held((own, own_tokens), tuple(runs), before, believed)
+    return Held((own, own_tokens), tuple(runs), before, replicas.mask)
 
 
 def _total(request: PlanRequest) -> int:

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import hmac
 import re
 from collections.abc import Awaitable
 from importlib import resources
 from typing import Protocol
 
 from fastapi import FastAPI, Request
-from pydantic import SecretStr
 from starlette.responses import JSONResponse, Response
 
 from cp_ray.config import AppConfig
 from cp_ray.errors import CpRayError, EngineUnavailable, InvalidRequest, Unauthorized, to_http
-from cp_ray.router.auth import Authenticator
+from cp_ray.router.auth import Authenticator, key_digests, key_holder
 
 _ID = re.compile(r"(?:chatcmpl-|cmpl-)?([0-9a-zA-Z_-]{1,128})")
 
@@ -42,7 +40,8 @@ class Fleet:
         self._shows = shows
         self._auth = Authenticator(config)
         self._keys = bool(config.api_keys)
-        self._operator = config.operator_key
+        key = config.operator_key
+        self._operator = key_digests({"operator": key.get_secret_value()}) if key else []
         self._page = resources.files("cp_ray.router").joinpath("fleet.html").read_bytes()
         self._policy = _content_policy(self._page.decode())
 
@@ -54,14 +53,15 @@ class Fleet:
 
     def is_operator(self, authorization: str | None) -> bool:
         """Whether the header carries the operator's key, or none is needed."""
-        if self._operator is None:
+        if not self._operator:
             return not self._keys
-        return _carries(authorization, self._operator)
+        scheme, _, given = (authorization or "").partition(" ")
+        return key_holder(self._operator, given) is not None and scheme.lower() == "bearer"
 
     def _demand_operator(self, authorization: str | None) -> None:
         if self.is_operator(authorization):
             return
-        if self._operator is not None and not self._keys:
+        if self._operator and not self._keys:
             raise Unauthorized(
                 "the operator key is missing or unknown: send the header "
                 "`Authorization: Bearer KEY`",
@@ -136,14 +136,6 @@ def _since(text: str) -> float:
         raise InvalidRequest(
             "since: is no number: send seconds since 1970", param="since"
         ) from None
-
-
-def _carries(authorization: str | None, key: SecretStr) -> bool:
-    scheme, _, given = (authorization or "").partition(" ")
-    same = hmac.compare_digest(
-        key.get_secret_value().encode(), given.strip().encode("utf-8", "replace")
-    )
-    return same and scheme.lower() == "bearer"
 
 
 def _content_policy(page: str) -> str:

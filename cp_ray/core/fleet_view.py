@@ -126,7 +126,7 @@ def _branch(
         if depth > len(known.ends):
             continue  # it was shrunk since
         above = node.parent.depth
-        start = known.ends[above - 1] if above else known.head_tokens
+        start = known.ends[above - 1] if above else 0
         length = known.ends[depth - 1] - start
         if node.holders:
             tokens += length

@@ -282,8 +282,8 @@ def _who_held(
     while at is not None:
         others = at.holders & ~own
         if others:
-            tokens = record.ends[at.depth - 1] if at.depth else request.head_tokens
-            runs.append((tokens, others))
+            behind_head = record.ends[at.depth - 1] if at.depth else 0
+            runs.append((request.head_tokens + behind_head, others))
         at = at.parent
     return Held((own, own_tokens), tuple(runs), before, replicas.mask)
 

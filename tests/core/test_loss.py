@@ -168,3 +168,16 @@ def test_the_funnel_adds_up_on_traces_with_at_most_one_percent_unexplained(name:
     assert sums.beyond_belief <= 0.01 * sums.cached_tokens + 250 * PAGE
     assert sums.by_cause["cold"] > 0
     assert sums.by_cause["order"] + sums.by_cause["evicted"] > 0
+
+
+def test_what_another_replica_had_counts_from_the_start_of_the_prompt() -> None:
+    fleet = SmallFleet(2, None)
+    fleet.ask(BLOCKS)
+    (holder,) = [name for name, cache in fleet.caches.items() if cache.used_tokens]
+    other = next(name for name in fleet.names if name != holder)
+    fleet.index.ledger.reserve(
+        RequestId("busy"), holder, 1_000_000, fleet.now
+    )  # so that the plan itself goes off the holder
+    losses = fleet.ask(BLOCKS)
+    assert fleet.caches[other].used_tokens > 0
+    assert losses["routed_away"] >= PLANTED * (32 + TEXT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -148,22 +147,15 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
 
 
 def _bench_index(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--n", type=int, default=2000)
+    parser.add_argument("--n", default="2000", help="stored contexts; or several, by commas")
     parser.add_argument("--k", type=int, default=15)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
 
     def run(args: argparse.Namespace) -> int:
-        import msgspec
+        from cp_ray.replay.command import run_index
 
-        from cp_ray.replay.index_bench import bench_index
-
-        figures = msgspec.to_builtins(bench_index(args.n, args.k, args.seed))
-        if args.json:
-            print(json.dumps(figures))
-        else:
-            print("\n".join(f"{name:>18} {value:10.3f}" for name, value in figures.items()))
-        return 0
+        return run_index(args)
 
     parser.set_defaults(run=run)
 
@@ -171,7 +163,11 @@ def _bench_index(parser: argparse.ArgumentParser) -> None:
 def _bench_reuse(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, required=True, help="folder or file")
     parser.add_argument("--policy", default="none,frequency,paper", help="names, or plan:FILE")
-    parser.add_argument("--ablate", default="", help="also without these: order,schedule,leaders")
+    parser.add_argument(
+        "--ablate",
+        default="",
+        help="also without these: order,schedule,leaders; or under limits: topN,moveN",
+    )
     parser.add_argument("--cache-tokens", default="inf", help="N or inf; or several, by commas")
     parser.add_argument("--in-flight", default="1", help="requests together; or several")
     parser.add_argument("--in-flight-sharing", choices=("step", "finished"), default="step")

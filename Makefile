@@ -28,11 +28,11 @@ test: venv
 	$(BIN)/python -m pytest -q -m "not chaos"
 
 check: venv
-	$(BIN)/ruff format --check cp_ray tests benchmarks
-	$(BIN)/ruff check cp_ray tests benchmarks
+	$(BIN)/ruff format --check cp_ray tests benchmarks examples
+	$(BIN)/ruff check cp_ray tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/codespell cp_ray tests docs benchmarks README.md CHANGELOG.md
+	$(BIN)/codespell cp_ray tests docs benchmarks examples README.md CHANGELOG.md
 
 # Every fault under load; writes the fault table of docs/operations.md. Under 20 minutes.
 chaos: venv
@@ -53,8 +53,8 @@ bench-overhead: venv
 	$(BIN)/python -m benchmarks.overhead $(ARGS)
 
 format: venv
-	$(BIN)/ruff format cp_ray tests benchmarks
-	$(BIN)/ruff check --fix cp_ray tests benchmarks
+	$(BIN)/ruff format cp_ray tests benchmarks examples
+	$(BIN)/ruff check --fix cp_ray tests benchmarks examples
 
 venv: $(READY)
 

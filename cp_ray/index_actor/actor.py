@@ -14,6 +14,7 @@ import ray
 from cp_ray.config import AppConfig
 from cp_ray.core.hearing import Hearing
 from cp_ray.core.index import ContextIndex
+from cp_ray.core.limits import Limits
 from cp_ray.core.offline import OfflineOrders
 from cp_ray.core.record import State
 from cp_ray.core.types import (
@@ -166,13 +167,14 @@ class IndexActor:
 
 def new_index(config: AppConfig) -> ContextIndex:
     """Empty index, or the one in the file `config.index`. Raises ConfigError."""
+    limits = Limits(config.keep_top, config.max_displacement)
     if config.index is None:
-        return ContextIndex(alpha=config.alpha)
+        return ContextIndex(alpha=config.alpha, limits=limits)
     try:
         offline = OfflineOrders.load(Path(config.index).read_bytes())
     except OSError as error:
         raise ConfigError(f"index file cannot be read: {error}", param="index") from error
-    return ContextIndex(alpha=config.alpha, offline=offline)
+    return ContextIndex(alpha=config.alpha, offline=offline, limits=limits)
 
 
 def obtain_index(app: str, config: AppConfig) -> Any:

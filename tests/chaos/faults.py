@@ -174,7 +174,7 @@ async def suffer(
     fleet: Fleet, load: Load, fault: Fault, rng: random.Random, patience_s: float
 ) -> Outcome:
     """Do it under the running load, and watch until all is as before."""
-    before = await fleet.state()
+    before = await fleet.first_state()
     lost = len(load.lost)
     began_s = load.clock()
     watch = asyncio.create_task(_detection(fleet, load, fault, before, began_s, patience_s))

@@ -31,7 +31,7 @@ PROCESSES = {
     "proxy": "ray::ProxyActor",
     "index": "ray::IndexActor",
 }
-CALL_S = 1.0
+CALL_S = 3.0
 HEARD_S = 0.5
 """An eviction is in the index so long after the engine made it, or the index has a ghost."""
 
@@ -49,7 +49,6 @@ class Fleet:
         self.base = base
         self.server = server
         self.proxy = proxy
-        self._last: dict[str, Any] = {}
 
     def admin(self) -> redis.Redis:
         """A connection of our own to Redis, not by the proxy."""
@@ -72,6 +71,12 @@ class Fleet:
             state: dict[str, Any] = await self._index_call("state")
         except (ray.exceptions.RayError, ValueError, TimeoutError):
             return {}
+        return state
+
+    async def first_state(self) -> dict[str, Any]:
+        """The index's state before a fault; waits for it."""
+        while not (state := await self.state()):
+            await asyncio.sleep(0.1)
         return state
 
     async def agreed(self) -> tuple[bool, str]:

@@ -75,7 +75,7 @@ class Fleet:
 
     async def first_state(self) -> dict[str, Any]:
         """The index's state before a fault; waits for it."""
-        while not (state := await self.state()):
+        while not (state := await self.state()):  # noqa: ASYNC110 - another process answers
             await asyncio.sleep(0.1)
         return state
 

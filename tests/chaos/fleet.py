@@ -32,6 +32,8 @@ PROCESSES = {
     "index": "ray::IndexActor",
 }
 CALL_S = 3.0
+PAGE = 16
+"""Engines count whole blocks, the index the tokens of the prompt."""
 HEARD_S = 0.5
 """An eviction is in the index so long after the engine made it, or the index has a ghost."""
 
@@ -98,7 +100,7 @@ class Fleet:
         ghosts = [
             place
             for place, tokens in after.tokens.items()
-            if place in before.tokens and tokens > held.tokens.get(place, 0)
+            if place in before.tokens and tokens >= held.tokens.get(place, 0) + PAGE
         ]
         return not ghosts, f"{len(ghosts)} ghosts, such as {ghosts[:2]}"
 
@@ -145,6 +147,7 @@ def fleet(serve_url: str, folder: Path) -> Iterator[Fleet]:
             "replicas": REPLICAS,
             "ingress_replicas": 2,
             "cache_tokens": 16_384,
+            "page_size": PAGE,
             "prefill_tokens_per_s": 20_000,
             "decode_tokens_per_s": 200,
             "health_check_period_s": 0.5,

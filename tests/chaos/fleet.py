@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from tests.chaos.slow_proxy import SlowProxy
 from tests.e2e.support import application
 
 NAME = "chaos"
+KEY = "key-that-no-log-may-show"
 REPLICAS = 3
 HEALTH_S = 8.0
 PROCESSES = {
@@ -153,6 +153,7 @@ def fleet(serve_url: str, folder: Path) -> Iterator[Fleet]:
             "health_check_period_s": 0.5,
             "health_check_timeout_s": HEALTH_S,
             "redis_url": there,
+            "api_keys": {"load": KEY},
         }
     )
     try:
@@ -163,11 +164,10 @@ def fleet(serve_url: str, folder: Path) -> Iterator[Fleet]:
         server.stop()
 
 
-async def until(true: Any, seconds: float) -> float | None:
-    """Seconds until the coroutine function says yes; None when it never does."""
-    began = time.monotonic()
-    while time.monotonic() - began < seconds:
-        if await true():
-            return time.monotonic() - began
-        await asyncio.sleep(0.1)
-    return None
+def logs_that_tell(secrets: Sequence[str]) -> list[str]:
+    """Log files of this test's own Ray in which a secret stands."""
+    folder = Path(ray._private.worker._global_node.get_logs_dir_path())
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files, "there are logs to look at"
+    needles = [secret.encode() for secret in secrets]
+    return [str(path) for path in files if any(n in path.read_bytes() for n in needles)]

@@ -51,6 +51,7 @@ class Authenticator:
                 param="share_public",
             )
         self._sharing = frozenset(config.share_public)
+        self._lift = config.lift_documents
         keys = {name: key.get_secret_value() for name, key in config.api_keys.items()}
         self._digests = key_digests(keys)
 
@@ -71,7 +72,8 @@ class Authenticator:
         """The tenant as this request's prompt is cached: salted, or open to every tenant.
 
         Open only if its tenant opted in, every block is public, and it belongs to no conversation:
-        earlier turns hold what was said of other blocks. One private block salts the whole prompt.
+        earlier turns hold what was said of other blocks. One private block salts the whole prompt,
+        and what is lifted out of messages is private.
         """
         if tenant.name not in self._sharing or not request.documents:
             return tenant
@@ -79,7 +81,8 @@ class Authenticator:
             return tenant
         if isinstance(request, ChatRequest):
             said = [m for m in request.messages if m.role not in ("system", "developer")]
-            if len(said) > 1:
+            lifts = request.lift_documents
+            if len(said) > 1 or (self._lift if lifts is None else lifts):
                 return tenant
         return Tenant(tenant.name, salted=not all(d.public for d in request.documents))
 

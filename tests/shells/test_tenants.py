@@ -108,6 +108,12 @@ def test_a_prompt_without_documents_or_of_a_conversation_is_never_shared(bench: 
         assert cached(bench, "key-of-bolt", documents, **more) <= PAGE, "at most its own template"
 
 
+def test_a_prompt_whose_messages_may_hold_private_documents_is_never_shared(bench: Bench) -> None:
+    cached(bench, "key-of-acme", PUBLIC)
+    assert cached(bench, "key-of-bolt", PUBLIC, lift_documents=True) == 0
+    assert cached(bench, "key-of-bolt", PUBLIC) > 0
+
+
 def test_two_keys_of_one_tenant_are_one_tenant(bench: Bench) -> None:
     assert cached(bench, "key-of-bolt", PRIVATE) == 0
     assert cached(bench, "other-key-of-bolt", PRIVATE) > 0

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 from cp_ray.core.distance import DEFAULT_ALPHA
-from cp_ray.core.load import LoadLedger
+from cp_ray.core.estimated_ttft import PrefillTimes
+from cp_ray.core.load import Done, LoadLedger, Work
 from cp_ray.core.memory import Memory
 from cp_ray.core.offline import OfflineOrders
 from cp_ray.core.ordering import order
 from cp_ray.core.path import best_path
-from cp_ray.core.placement import Option, Utilisation, choose
+from cp_ray.core.placement import Congestion, Option, choose, choose_unfitted
 from cp_ray.core.record import Record, State, record_of
 from cp_ray.core.remembered import RememberedOrders
 from cp_ray.core.replicas import ReplicaTable, Verdict
@@ -68,7 +69,8 @@ class ContextIndex:
         self.replicas = ReplicaTable()
         self.trust = TrustLedger()
         self.ledger = LoadLedger()
-        self.utilisation = Utilisation()
+        self.times = PrefillTimes()
+        self.congestion = Congestion()
         self.offline = offline or OfflineOrders()
         self.rest_order = RestOrder()
         self._search = search
@@ -84,6 +86,7 @@ class ContextIndex:
         for replica in self.replicas.set_live(infos):
             self._forget(replica)
             self.ledger.drop_replica(replica)
+            self.times.forget(replica)
             self.replicas.drop(replica)
             self.trust.restore(replica)
             self._assigned.pop(replica, None)
@@ -98,7 +101,7 @@ class ContextIndex:
             record = self._records.get(request)
             if record is not None and record.state is State.PLANNED:
                 self._memory.remove(request)  # perhaps never prefilled: no report would clear it
-        self.utilisation.observe(self.ledger.busy_share(len(self.replicas.live)), now)
+        self.congestion.observe(self.ledger.busy_share(len(self.replicas.live)), now)
         return [self._plan_one(request, now) for request in requests]
 
     def _plan_one(self, request: PlanRequest, now: float) -> Step:
@@ -115,18 +118,24 @@ class ContextIndex:
         for replica in self.replicas.live:
             match = best.get(self.replicas.bit(replica))
             most[replica] = reusable = self._reusable(request, replica, match)
-            wait, running = self.ledger.prefill_tokens(replica), self.ledger.running(replica)
-            missing, assigned = total - reusable, self._assigned[replica]
-            options.append(Option(replica, wait, missing, running, assigned))
-        price = self.utilisation.price(self.ledger.busy_share(len(self.replicas.live)))
-        chosen = choose(options, price).replica
+            own_s = self.times.seconds(replica, reusable, total - reusable)
+            wait_s, running = self.ledger.wait_s(replica, now), self.ledger.running(replica)
+            assigned = self._assigned[replica]
+            options.append(
+                Option(replica, wait_s, own_s, total - reusable, running, assigned)
+            )
+        option = self._choose(options)
+        chosen = option.replica
         match = best.get(self.replicas.bit(chosen))
         planned, given_up = self._order(request, tokens, candidates, match, chosen)
         reusable = most[chosen] - given_up
         page = self.replicas.live[chosen].page_size
         predicted = min(reusable, total - 1) // page * page
         self._remember(request, record_of(request, planned, tokens, chosen, predicted), planned)
-        self.ledger.reserve(request.request_id, chosen, total - reusable, now)
+        own_s = self.times.seconds(chosen, reusable, total - reusable)
+        work = Work(reusable, total - reusable, own_s, option.wait_s + own_s)
+        self.ledger.reserve(request.request_id, chosen, work, now)
+        self.congestion.planned(own_s)
         self._assigned[chosen] += 1
         path = self._trees[request.head].node_of[request.request_id].search_path
         return Step(
@@ -137,7 +146,15 @@ class ContextIndex:
             search_path=path,
             reused_tokens=predicted,
             reason="holder" if predicted else "load",
+            estimated_ttft_s=work.ttft_s,
         )
+
+    def _choose(self, options: list[Option]) -> Option:
+        if not self.times.fitted:
+            tokens = {o.replica: self.ledger.prefill_tokens(o.replica) for o in options}
+            return choose_unfitted(options, tokens)
+        mean_wait_s = sum(option.wait_s for option in options) / len(options)
+        return choose(options, self.congestion.price(mean_wait_s))
 
     def _candidates(self, request: PlanRequest, tokens: dict[BlockId, int]) -> list[Candidate]:
         tree = self._trees.get(request.head)
@@ -186,9 +203,9 @@ class ContextIndex:
         request = feedback.request_id
         record = self._records.get(request)
         if isinstance(feedback, Routed):
-            self._routed(feedback, record)
+            self._routed(feedback, record, now)
         elif isinstance(feedback, FirstToken):
-            self.ledger.prefill_done(request, now)
+            self._learn(self.ledger.prefill_done(request, now))
         else:
             self.ledger.free(request)
             if record is None:
@@ -198,6 +215,17 @@ class ContextIndex:
             else:
                 record.state = State.RESIDENT
                 self._audit(feedback, record)
+
+    def _learn(self, done: Done | None) -> None:
+        if done is None:
+            return
+        if self.times.fitted:
+            self._counters["ttft_judged"] += 1
+            self._counters["ttft_within_p90"] += self.times.judge(done.work.ttft_s, done.ttft_s)
+        idle = not self.ledger.prefill_tokens(done.replica)
+        self.times.observe(
+            done.replica, done.work.cached, done.work.new, done.seconds, idle=idle
+        )
 
     def _audit(self, settled: Settled, record: Record) -> None:
         """The gate is the replica's view when the engine scheduled; the plan's is only counted."""
@@ -217,11 +245,15 @@ class ContextIndex:
             self._counters["replicas_quarantined"] += 1
             self.replicas.distrust(replica)
 
-    def _routed(self, feedback: Routed, record: Record | None) -> None:
+    def _routed(self, feedback: Routed, record: Record | None, now: float) -> None:
         if record is None or record.replica == feedback.replica:
             return
         self._counters["spilled"] += 1
-        self.ledger.move(feedback.request_id, feedback.replica, record.tokens_left)
+        tokens = record.tokens_left
+        own_s = self.times.seconds(feedback.replica, 0, tokens)
+        wait_s = self.ledger.wait_s(feedback.replica, now)
+        work = Work(0, tokens, own_s, wait_s + own_s)
+        self.ledger.move(feedback.request_id, feedback.replica, work, now)
         if feedback.replica not in self.replicas.live:
             self._memory.remove(feedback.request_id)
             return
@@ -288,6 +320,7 @@ class ContextIndex:
         self.replicas.check()
         self.trust.check()
         self.ledger.check()
+        self.times.check()
         self.offline.check()
         self.rest_order.check()
         self._memory.check(self.replicas)

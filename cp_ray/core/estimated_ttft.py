@@ -36,19 +36,17 @@ SPREAD = 512
 
 
 class _Run(msgspec.Struct):
-    """Sums over the prompts of a run: of 1, new, new^2, cached x new, and seconds."""
+    """Sums over the prompts of a run. pairs: of each new token with the tokens before it."""
 
     prompts: int = 0
     new: int = 0
-    new_squared: int = 0
-    pairs: int = 0
+    pairs: float = 0.0
     seconds: float = 0.0
 
     def expected_s(self, curve: PrefillCurve) -> float:
         return (
             curve.base_s * self.prompts
             + curve.per_new_s * self.new
-            + curve.per_new_squared_s * self.new_squared
             + curve.per_pair_s * self.pairs
         )
 
@@ -86,13 +84,16 @@ class PrefillTimes:
         run = self._open.setdefault(replica, _Run())
         run.prompts += 1
         run.new += new
-        run.new_squared += new * new
-        run.pairs += cached * new
+        run.pairs += new * (cached + new / 2)
         run.seconds += seconds
         if idle or run.prompts >= RUN_PROMPTS:
             del self._open[replica]
             if run.new > 0 and run.seconds > 0:
                 self._learn(replica, run)
+
+    def skip(self, replica: ReplicaId) -> None:
+        """The replica's last first token waited for more than prefill: its run tells nothing."""
+        self._open.pop(replica, None)
 
     def judge(self, estimated_s: float, actual_s: float) -> bool:
         """Compare a TTFT with its estimate; whether the p90 of before covered it."""
@@ -143,7 +144,7 @@ class PrefillTimes:
         ]
         if ENOUGH <= len(kept) < len(runs):
             curve = _fit([runs[at] for at in kept], [slowness[at] for at in kept])
-        if curve.base_s + curve.per_new_s + curve.per_new_squared_s > 0:
+        if curve.base_s + curve.per_new_s + curve.per_pair_s > 0:
             self.curve = curve
             self.fitted = True
         self._next_fit = min(len(runs), REFIT)
@@ -157,14 +158,17 @@ class PrefillTimes:
 
 
 def _fit(runs: list[_Run], slowness: list[float]) -> PrefillCurve:
+    """One coefficient for all attention, that of new tokens among themselves and onto cached ones.
+
+    Traffic that finds little in the caches says nothing of the second alone.
+    """
     import numpy as np
     from scipy.optimize import nnls
 
-    terms = np.array(
-        [[run.prompts, run.new, run.new_squared, run.pairs] for run in runs], dtype=float
-    )
+    terms = np.array([[run.prompts, run.new, run.pairs] for run in runs], dtype=float)
     seconds = np.array([run.seconds for run in runs]) / np.array(slowness)
     terms /= seconds[:, None]
     scale = np.maximum(terms.max(axis=0), np.finfo(float).tiny)
     found, _ = nnls(terms / scale, np.ones(len(runs)))
-    return PrefillCurve(*(float(value) for value in found / scale))
+    base_s, per_new_s, per_pair_s = (float(value) for value in found / scale)
+    return PrefillCurve(base_s, per_new_s, per_pair_s / 2, per_pair_s)

@@ -23,6 +23,7 @@ from cp_ray.core.record import Record, State, record_of
 from cp_ray.core.remembered import RememberedOrders
 from cp_ray.core.replicas import ReplicaTable, Verdict
 from cp_ray.core.rest_order import RestOrder
+from cp_ray.core.room import Room
 from cp_ray.core.search import (
     Candidate,
     best_per_holder,
@@ -51,6 +52,10 @@ REMEMBERED = 10_000
 """Evicted orders kept: some 1 KB each."""
 
 
+FULL = 0.9
+"""Share of a cache taken or spoken for from which prompts may wait for room, not for prefill."""
+
+
 class ContextIndex:
     """All trees, records, replicas and load; every public method leaves `check()` true.
 
@@ -71,6 +76,7 @@ class ContextIndex:
         self.ledger = LoadLedger()
         self.times = PrefillTimes()
         self.congestion = Congestion()
+        self.room = Room()
         self.offline = offline or OfflineOrders()
         self.rest_order = RestOrder()
         self._search = search
@@ -101,7 +107,6 @@ class ContextIndex:
             record = self._records.get(request)
             if record is not None and record.state is State.PLANNED:
                 self._memory.remove(request)  # perhaps never prefilled: no report would clear it
-        self.congestion.observe(self.ledger.busy_share(len(self.replicas.live)), now)
         return [self._plan_one(request, now) for request in requests]
 
     def _plan_one(self, request: PlanRequest, now: float) -> Step:
@@ -119,7 +124,7 @@ class ContextIndex:
             match = best.get(self.replicas.bit(replica))
             most[replica] = reusable = self._reusable(request, replica, match)
             own_s = self.times.seconds(replica, reusable, total - reusable)
-            wait_s, running = self.ledger.wait_s(replica, now), self.ledger.running(replica)
+            wait_s, running = self._wait_s(replica, total - reusable, now), self.ledger.running(replica)
             assigned = self._assigned[replica]
             options.append(
                 Option(replica, wait_s, own_s, total - reusable, running, assigned)
@@ -135,7 +140,7 @@ class ContextIndex:
         own_s = self.times.seconds(chosen, reusable, total - reusable)
         work = Work(reusable, total - reusable, own_s, option.wait_s + own_s)
         self.ledger.reserve(request.request_id, chosen, work, now)
-        self.congestion.planned(own_s)
+        self.congestion.planned(own_s, len(self.replicas.live), now)
         self._assigned[chosen] += 1
         path = self._trees[request.head].node_of[request.request_id].search_path
         return Step(
@@ -149,12 +154,18 @@ class ContextIndex:
             estimated_ttft_s=work.ttft_s,
         )
 
+    def _wait_s(self, replica: ReplicaId, missing: int, now: float) -> float:
+        """Until the replica has prefilled what is planned there, and has room for this prompt."""
+        pinned = self.ledger.pinned_tokens(replica)
+        room_s = self.room.wait_s(pinned, missing, self.replicas.live[replica].capacity_tokens)
+        return self.ledger.wait_s(replica, now) + room_s
+
     def _choose(self, options: list[Option]) -> Option:
         if not self.times.fitted:
             tokens = {o.replica: self.ledger.prefill_tokens(o.replica) for o in options}
             return choose_unfitted(options, tokens)
-        mean_wait_s = sum(option.wait_s for option in options) / len(options)
-        return choose(options, self.congestion.price(mean_wait_s))
+        shortest_s = min(option.wait_s for option in options)
+        return choose(options, self.congestion.price(shortest_s))
 
     def _candidates(self, request: PlanRequest, tokens: dict[BlockId, int]) -> list[Candidate]:
         tree = self._trees.get(request.head)
@@ -207,7 +218,9 @@ class ContextIndex:
         elif isinstance(feedback, FirstToken):
             self._learn(self.ledger.prefill_done(request, now))
         else:
-            self.ledger.free(request)
+            freed = self.ledger.free(request)
+            if freed is not None and freed.prefilled:
+                self.room.answered(now - freed.since)
             if record is None:
                 self._counters["unknown_feedback"] += 1
             elif not feedback.ok:
@@ -222,6 +235,10 @@ class ContextIndex:
         if self.times.fitted:
             self._counters["ttft_judged"] += 1
             self._counters["ttft_within_p90"] += self.times.judge(done.work.ttft_s, done.ttft_s)
+        capacity = self.replicas.live[done.replica].capacity_tokens
+        if self.ledger.pinned_tokens(done.replica) > capacity * FULL:
+            self.times.skip(done.replica)
+            return
         idle = not self.ledger.prefill_tokens(done.replica)
         self.times.observe(
             done.replica, done.work.cached, done.work.new, done.seconds, idle=idle

@@ -8,16 +8,19 @@ own recomputation (docs/decisions/0004).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from cp_ray.core.types import ReplicaId
 
-UTILISATION_MEMORY_S = 30.0
+MEMORY_S = 30.0
+MIN_SPAN_S = 5.0
+"""Work planned within the first seconds is spread over as many."""
 UTILISATION_CEILING = 0.95
 PRICE_CEILING = 10.0
 """No request waits longer than its own prefill times this, beyond the shortest queue."""
+NEAR = 0.01
 USUAL = 0.01
 """Weight of one request in the mean prefill."""
 
@@ -39,48 +42,52 @@ class Option(msgspec.Struct, frozen=True):
 class Congestion:
     """How much others suffer from a second of prefill.
 
-    A second of work delays all who come before the queue has drained: in a queue of q prompts at
-    utilisation rho that is q rho / (1 - rho) of them (M/G/1, mean busy period). q is the fleet's
-    mean: others may evade a busy replica, so its own queue would overstate it.
+    While some replica is free, work done elsewhere delays nobody. When none is, a second of it
+    delays all who come until the queue has drained: behind q prompts at utilisation rho these are
+    q rho / (1 - rho) (mean busy period of a pooled queue). q is the shortest wait in usual prefills.
+    rho is the work planned, not the share of busy replicas: one that waits for room has none.
     """
 
     def __init__(self) -> None:
-        self.utilisation = 0.0
         self._usual_s = 0.0
+        self._planned_s = 0.0
+        self._weight = 0.0
         self._at: float | None = None
 
-    def observe(self, share: float, now: float) -> None:
-        """Take the share of busy replicas at time `now`, seconds; never goes back in time."""
-        elapsed = max(0.0, now - self._at) if self._at is not None else 0.0
+    def planned(self, own_s: float, replicas: int, now: float) -> None:
+        """A request planned at `now` will be prefilled for so long, by one of so many replicas."""
+        kept = math.exp(-max(0.0, now - self._at) / MEMORY_S) if self._at is not None else 1.0
         self._at = now
-        weight = 1.0 - math.exp(-elapsed / UTILISATION_MEMORY_S)
-        self.utilisation += (share - self.utilisation) * weight
-
-    def planned(self, own_s: float) -> None:
-        """A request will be prefilled for so long."""
+        self._planned_s = self._planned_s * kept + own_s / replicas
+        self._weight = self._weight * kept + (1.0 - kept) * MEMORY_S
         self._usual_s += (own_s - self._usual_s) * (USUAL if self._usual_s else 1.0)
 
-    def price(self, mean_wait_s: float) -> float:
+    @property
+    def utilisation(self) -> float:
+        """Seconds of prefill planned per second and replica, over about half a minute."""
+        return self._planned_s / max(self._weight, MIN_SPAN_S)
+
+    def price(self, shortest_wait_s: float) -> float:
         """Seconds of everybody's wait per second of prefill; 1 to PRICE_CEILING.
 
-        mean_wait_s: over the fleet, right now, this window's reservations included.
+        shortest_wait_s: of all replicas, right now, this window's reservations included.
         """
         if not self._usual_s:
             return 1.0
         rho = min(self.utilisation, UTILISATION_CEILING)
-        return min(1.0 + rho / (1.0 - rho) * mean_wait_s / self._usual_s, PRICE_CEILING)
+        return min(1.0 + rho / (1.0 - rho) * shortest_wait_s / self._usual_s, PRICE_CEILING)
 
 
-def choose(options: Iterable[Option], price: float) -> Option:
-    """The cheapest option; ties to fewer running, then fewer ever assigned, then by name."""
+def choose(options: Sequence[Option], price: float) -> Option:
+    """The cheapest option; near ties to fewer running, then fewer ever assigned, then by name.
+
+    Near, because estimates are: else a replica that seems a little faster would get all that is new.
+    """
+    costs = [option.wait_s + option.own_s * price for option in options]
+    near = min(costs) * (1.0 + NEAR)
     return min(
-        options,
-        key=lambda option: (
-            option.wait_s + option.own_s * price,
-            option.running,
-            option.assigned,
-            option.replica,
-        ),
+        [option for option, cost in zip(options, costs, strict=True) if cost <= near],
+        key=lambda option: (option.running, option.assigned, option.replica),
     )
 
 

@@ -81,6 +81,27 @@ def read_workload(path: Path, requests: int | None = None) -> Workload:
     return Workload(trace.name, tuple(jobs))
 
 
+def fitting(workload: Workload, cache_tokens: int) -> Workload:
+    """Without the chains of which a prompt, with its answer, is larger than a replica's cache.
+
+    An engine refuses such a request whatever the policy.
+    """
+    size: dict[RequestId, int] = {}
+    refused: set[RequestId] = set()
+    for job in workload.jobs:
+        request = job.request
+        tokens = sum(request.block_tokens) + request.question_tokens + job.output_tokens
+        tokens += sum(length for _, length in job.head)
+        if job.after is not None and job.remembers:
+            tokens += size.get(job.after, 0)
+        size[request.request_id] = tokens
+        if tokens > cache_tokens or job.after in refused:
+            refused.add(request.request_id)
+    # A refused turn ends its conversation there: what came before it was served.
+    kept = tuple(job for job in workload.jobs if job.request.request_id not in refused)
+    return Workload(workload.name, kept, workload.stamps)
+
+
 def without_overlap(workload: Workload) -> Workload:
     """The same sizes with blocks that no two requests share."""
     jobs = []

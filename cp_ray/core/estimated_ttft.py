@@ -19,8 +19,8 @@ from cp_ray.core.prefill_curve import PrefillCurve
 from cp_ray.core.types import ReplicaId
 from cp_ray.errors import InvariantError
 
-PRIOR = PrefillCurve(base_s=0.01, per_new_s=1e-4, per_new_squared_s=0.0, per_pair_s=0.0)
-"""Until the first fit; placement then compares products of tokens and requests (LMetric)."""
+PRIOR = PrefillCurve(base_s=0.0, per_new_s=1e-4, per_new_squared_s=0.0, per_pair_s=0.0)
+"""Until the first fit. Placement compares waits with prefills: the unit falls out."""
 ENOUGH = 8
 """Runs of the first fit; it is repeated at each doubling, then every REFIT."""
 REFIT = 64
@@ -36,16 +36,21 @@ SPREAD = 512
 
 
 class _Run(msgspec.Struct):
-    """Sums over the prompts of a run. pairs: of each new token with the tokens before it."""
+    """Sums over the prompts of a run. pairs: of each new token with the tokens before it.
+
+    answering: requests that shared its steps, each getting a token of its answer.
+    """
 
     prompts: int = 0
+    answering: int = 0
     new: int = 0
     pairs: float = 0.0
     seconds: float = 0.0
 
-    def expected_s(self, curve: PrefillCurve) -> float:
+    def expected_s(self, curve: PrefillCurve, per_answer_s: float) -> float:
         return (
             curve.base_s * self.prompts
+            + per_answer_s * self.answering
             + curve.per_new_s * self.new
             + curve.per_pair_s * self.pairs
         )
@@ -56,6 +61,7 @@ class PrefillTimes:
 
     def __init__(self) -> None:
         self.curve = PRIOR
+        self.per_answer_s = 0.0
         self.fitted = False
         self._runs: deque[tuple[ReplicaId, _Run]] = deque(maxlen=RUNS)
         self._open: dict[ReplicaId, _Run] = {}
@@ -66,23 +72,32 @@ class PrefillTimes:
         self._p90 = 1.0
         self._judged = 0
 
-    def seconds(self, replica: ReplicaId, cached: int, new: int) -> float:
-        """Prefill of `new` tokens behind `cached` ones on this replica, alone."""
-        return self.curve.seconds(cached, new) * self.slowness(replica)
+    def seconds(self, replica: ReplicaId, cached: int, new: int, answering: int = 0) -> float:
+        """Prefill of `new` tokens behind `cached` ones on this replica, beside so many answers."""
+        alone = self.curve.seconds(cached, new)
+        return (alone + self.per_answer_s * answering) * self.slowness(replica)
 
     def slowness(self, replica: ReplicaId) -> float:
         """Seconds there for one second of the fleet's curve."""
         return math.exp(self._log_slowness.get(replica, 0.0))
 
     def observe(
-        self, replica: ReplicaId, cached: int, new: int, seconds: float, *, idle: bool
+        self,
+        replica: ReplicaId,
+        cached: int,
+        new: int,
+        seconds: float,
+        *,
+        answering: int = 0,
+        idle: bool,
     ) -> None:
         """A prompt's first token came so long after the replica could begin with it.
 
-        idle: nothing is left to prefill there.
+        answering: other requests there past their first token. idle: nothing is left to prefill.
         """
         run = self._open.setdefault(replica, _Run())
         run.prompts += 1
+        run.answering += answering
         run.new += new
         run.pairs += new * (cached + new / 2)
         run.seconds += seconds
@@ -116,7 +131,7 @@ class PrefillTimes:
 
     def _learn(self, replica: ReplicaId, run: _Run) -> None:
         """Speed first: mean of log ratios by prompts; one odd run moves it by a bounded step."""
-        expected = run.expected_s(self.curve)
+        expected = run.expected_s(self.curve, self.per_answer_s)
         if self.fitted and expected > 0:
             mean = self._log_slowness.get(replica, 0.0)
             seen = min(self._seen.get(replica, 1) + run.prompts, SPEED_MEMORY)
@@ -136,16 +151,17 @@ class PrefillTimes:
             known[replica] -= mean
         slowness = [self.slowness(replica) for replica, _ in self._runs]
         runs = [run for _, run in self._runs]
-        curve = _fit(runs, slowness)
+        found = _fit(runs, slowness)
         kept = [
             at
             for at, run in enumerate(runs)
-            if run.seconds <= OUTLIER * slowness[at] * run.expected_s(curve)
+            if run.seconds <= OUTLIER * slowness[at] * run.expected_s(*found)
         ]
         if ENOUGH <= len(kept) < len(runs):
-            curve = _fit([runs[at] for at in kept], [slowness[at] for at in kept])
+            found = _fit([runs[at] for at in kept], [slowness[at] for at in kept])
+        curve = found[0]
         if curve.base_s + curve.per_new_s + curve.per_pair_s > 0:
-            self.curve = curve
+            self.curve, self.per_answer_s = found
             self.fitted = True
         self._next_fit = min(len(runs), REFIT)
 
@@ -157,18 +173,20 @@ class PrefillTimes:
             raise InvariantError("prefill times: more is kept than the limit")
 
 
-def _fit(runs: list[_Run], slowness: list[float]) -> PrefillCurve:
-    """One coefficient for all attention, that of new tokens among themselves and onto cached ones.
+def _fit(runs: list[_Run], slowness: list[float]) -> tuple[PrefillCurve, float]:
+    """The curve, and the seconds that each answer beside it adds to a prompt.
+
+    One coefficient for all attention, that of new tokens among themselves and onto cached ones.
 
     Traffic that finds little in the caches says nothing of the second alone.
     """
     import numpy as np
     from scipy.optimize import nnls
 
-    terms = np.array([[run.prompts, run.new, run.pairs] for run in runs], dtype=float)
+    terms = np.array([[run.prompts, run.new, run.pairs, run.answering] for run in runs], dtype=float)
     seconds = np.array([run.seconds for run in runs]) / np.array(slowness)
     terms /= seconds[:, None]
     scale = np.maximum(terms.max(axis=0), np.finfo(float).tiny)
     found, _ = nnls(terms / scale, np.ones(len(runs)))
-    base_s, per_new_s, per_pair_s = (float(value) for value in found / scale)
-    return PrefillCurve(base_s, per_new_s, per_pair_s / 2, per_pair_s)
+    base_s, per_new_s, per_pair_s, per_answer_s = (float(value) for value in found / scale)
+    return PrefillCurve(base_s, per_new_s, per_pair_s / 2, per_pair_s), per_answer_s

@@ -18,7 +18,7 @@ from cp_ray.core.memory import Memory
 from cp_ray.core.offline import OfflineOrders
 from cp_ray.core.ordering import order
 from cp_ray.core.path import best_path
-from cp_ray.core.placement import Congestion, Option, choose, choose_unfitted
+from cp_ray.core.placement import Congestion, Option, choose
 from cp_ray.core.record import Record, State, record_of
 from cp_ray.core.remembered import RememberedOrders
 from cp_ray.core.replicas import ReplicaTable, Verdict
@@ -123,13 +123,14 @@ class ContextIndex:
         for replica in self.replicas.live:
             match = best.get(self.replicas.bit(replica))
             most[replica] = reusable = self._reusable(request, replica, match)
-            own_s = self.times.seconds(replica, reusable, total - reusable)
+            own_s = self._own_s(replica, reusable, total - reusable)
             wait_s, running = self._wait_s(replica, total - reusable, now), self.ledger.running(replica)
             assigned = self._assigned[replica]
             options.append(
-                Option(replica, wait_s, own_s, total - reusable, running, assigned)
+                Option(replica, wait_s, own_s, running, assigned)
             )
-        option = self._choose(options)
+        shortest_s = min(option.wait_s for option in options)
+        option = choose(options, self.congestion.price(shortest_s))
         chosen = option.replica
         match = best.get(self.replicas.bit(chosen))
         planned, given_up = self._order(request, tokens, candidates, match, chosen)
@@ -137,7 +138,7 @@ class ContextIndex:
         page = self.replicas.live[chosen].page_size
         predicted = min(reusable, total - 1) // page * page
         self._remember(request, record_of(request, planned, tokens, chosen, predicted), planned)
-        own_s = self.times.seconds(chosen, reusable, total - reusable)
+        own_s = self._own_s(chosen, reusable, total - reusable)
         work = Work(reusable, total - reusable, own_s, option.wait_s + own_s)
         self.ledger.reserve(request.request_id, chosen, work, now)
         self.congestion.planned(own_s, len(self.replicas.live), now)
@@ -154,18 +155,14 @@ class ContextIndex:
             estimated_ttft_s=work.ttft_s,
         )
 
+    def _own_s(self, replica: ReplicaId, cached: int, new: int) -> float:
+        return self.times.seconds(replica, cached, new, self.ledger.answering(replica))
+
     def _wait_s(self, replica: ReplicaId, missing: int, now: float) -> float:
         """Until the replica has prefilled what is planned there, and has room for this prompt."""
         pinned = self.ledger.pinned_tokens(replica)
         room_s = self.room.wait_s(pinned, missing, self.replicas.live[replica].capacity_tokens)
         return self.ledger.wait_s(replica, now) + room_s
-
-    def _choose(self, options: list[Option]) -> Option:
-        if not self.times.fitted:
-            tokens = {o.replica: self.ledger.prefill_tokens(o.replica) for o in options}
-            return choose_unfitted(options, tokens)
-        shortest_s = min(option.wait_s for option in options)
-        return choose(options, self.congestion.price(shortest_s))
 
     def _candidates(self, request: PlanRequest, tokens: dict[BlockId, int]) -> list[Candidate]:
         tree = self._trees.get(request.head)
@@ -241,7 +238,12 @@ class ContextIndex:
             return
         idle = not self.ledger.prefill_tokens(done.replica)
         self.times.observe(
-            done.replica, done.work.cached, done.work.new, done.seconds, idle=idle
+            done.replica,
+            done.work.cached,
+            done.work.new,
+            done.seconds,
+            answering=self.ledger.answering(done.replica) - 1,
+            idle=idle,
         )
 
     def _audit(self, settled: Settled, record: Record) -> None:
@@ -267,7 +269,7 @@ class ContextIndex:
             return
         self._counters["spilled"] += 1
         tokens = record.tokens_left
-        own_s = self.times.seconds(feedback.replica, 0, tokens)
+        own_s = self._own_s(feedback.replica, 0, tokens)
         wait_s = self.ledger.wait_s(feedback.replica, now)
         work = Work(0, tokens, own_s, wait_s + own_s)
         self.ledger.move(feedback.request_id, feedback.replica, work, now)

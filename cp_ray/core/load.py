@@ -150,6 +150,11 @@ class LoadLedger:
         """Requests on the replica that have not ended."""
         return self._queues.get(replica, _IDLE).running
 
+    def answering(self, replica: ReplicaId) -> int:
+        """Requests on the replica that have had their first token."""
+        queue = self._queues.get(replica, _IDLE)
+        return queue.running - len(queue.waiting)
+
     def pinned_tokens(self, replica: ReplicaId) -> int:
         """Cache that running requests took up for themselves: what they did not find there."""
         return self._queues.get(replica, _IDLE).pinned

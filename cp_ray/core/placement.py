@@ -18,6 +18,8 @@ MEMORY_S = 30.0
 MIN_SPAN_S = 5.0
 """Work planned within the first seconds is spread over as many."""
 UTILISATION_CEILING = 0.95
+PRICE_FLOOR = 1.1
+"""Work has a price on an idle fleet, too: a second copy of a prefix pushes something else out."""
 PRICE_CEILING = 10.0
 """No request waits longer than its own prefill times this, beyond the shortest queue."""
 NEAR = 0.01
@@ -26,7 +28,7 @@ USUAL = 0.01
 
 
 class Option(msgspec.Struct, frozen=True):
-    """One replica's offer. wait_s: prefill ahead of us. own_s: ours. missing_tokens: ours, too.
+    """One replica's offer. wait_s: prefill ahead of us, and for room. own_s: our prefill.
 
     running: requests there. assigned: requests ever planned there; breaks ties evenly.
     """
@@ -34,7 +36,6 @@ class Option(msgspec.Struct, frozen=True):
     replica: ReplicaId
     wait_s: float
     own_s: float
-    missing_tokens: int
     running: int
     assigned: int
 
@@ -73,9 +74,9 @@ class Congestion:
         shortest_wait_s: of all replicas, right now, this window's reservations included.
         """
         if not self._usual_s:
-            return 1.0
+            return PRICE_FLOOR
         rho = min(self.utilisation, UTILISATION_CEILING)
-        return min(1.0 + rho / (1.0 - rho) * shortest_wait_s / self._usual_s, PRICE_CEILING)
+        return min(PRICE_FLOOR + rho / (1.0 - rho) * shortest_wait_s / self._usual_s, PRICE_CEILING)
 
 
 def choose(options: Sequence[Option], price: float) -> Option:
@@ -88,19 +89,4 @@ def choose(options: Sequence[Option], price: float) -> Option:
     return min(
         [option for option, cost in zip(options, costs, strict=True) if cost <= near],
         key=lambda option: (option.running, option.assigned, option.replica),
-    )
-
-
-def choose_unfitted(options: Iterable[Option], prefill_tokens: dict[ReplicaId, int]) -> Option:
-    """While no curve is known: least (tokens to prefill) x (requests), which needs no unit.
-
-    Source: LMetric, arXiv 2603.15202. prefill_tokens: planned on each replica before.
-    """
-    return min(
-        options,
-        key=lambda option: (
-            (prefill_tokens[option.replica] + option.missing_tokens) * (option.running + 1),
-            option.assigned,
-            option.replica,
-        ),
     )

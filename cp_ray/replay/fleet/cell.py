@@ -47,7 +47,7 @@ class Cell(msgspec.Struct, frozen=True):
 class Outcome(msgspec.Struct, frozen=True):
     """Times in seconds. throughput: prompt tokens a second whose first token came while requests
     still arrived (closed loop: until the last ended). imbalance: prefilled tokens of the busiest
-    replica over the mean. late: TTFT of the last quarter of arrivals over that of the second.
+    replica over the mean. served_per_s: requests over the whole run. late: TTFT of the last quarter of arrivals over that of the second.
     """
 
     requests: int
@@ -57,6 +57,7 @@ class Outcome(msgspec.Struct, frozen=True):
     ttft_p99_s: float
     throughput_tok_s: float
     imbalance: float
+    served_per_s: float
     late: float
     plan_us: float
 
@@ -114,6 +115,7 @@ def _outcome(done: Sequence[Live], replicas: int, closed: bool, route_s: float) 
         ttft_p99_s=ranked[count * 99 // 100],
         throughput_tok_s=served / end_s if end_s > 0 else 0.0,
         imbalance=max(prefilled) * replicas / max(sum(prefilled), 1),
+        served_per_s=count / max(live.ended_s for live in done),
         late=sum(ttft[-quarter:]) / second if second else 1.0,
         plan_us=route_s / count * 1e6,
     )

@@ -8,32 +8,23 @@ into one group. The index is advisory: what it does not know it treats as not he
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
+import msgspec
+
 from cp_ray.core.distance import DEFAULT_ALPHA
-from cp_ray.core.estimated_ttft import PrefillTimes
-from cp_ray.core.load import Done, LoadLedger, Work
+from cp_ray.core.fleet_load import FleetLoad
+from cp_ray.core.joint import CHUNK, lay_out
 from cp_ray.core.memory import Memory
 from cp_ray.core.offline import OfflineOrders
-from cp_ray.core.ordering import order
-from cp_ray.core.path import best_path
-from cp_ray.core.placement import Congestion, Option, choose
+from cp_ray.core.placement import choose
 from cp_ray.core.record import Record, State, record_of
 from cp_ray.core.remembered import RememberedOrders
 from cp_ray.core.replicas import ReplicaTable, Verdict
-from cp_ray.core.rest_order import RestOrder
-from cp_ray.core.room import Room
-from cp_ray.core.search import (
-    Candidate,
-    best_per_holder,
-    exact_search,
-    fixed_search,
-    greedy_search,
-)
+from cp_ray.core.reuse import Reuse
 from cp_ray.core.trust import Trust, TrustLedger
 from cp_ray.core.types import (
-    BlockId,
     Context,
     Dump,
     DumpRequest,
@@ -43,6 +34,7 @@ from cp_ray.core.types import (
     ReplicaId,
     ReplicaInfo,
     ReplicaMessage,
+    RequestId,
     Routed,
     Settled,
     Step,
@@ -52,8 +44,12 @@ REMEMBERED = 10_000
 """Evicted orders kept: some 1 KB each."""
 
 
-FULL = 0.9
-"""Share of a cache taken or spoken for from which prompts may wait for room, not for prefill."""
+class _Laid(msgspec.Struct, frozen=True):
+    """A request of a window. replica: None = any. followers: contexts behind it there."""
+
+    request: PlanRequest
+    replica: ReplicaId | None = None
+    followers: tuple[Context, ...] = ()
 
 
 class ContextIndex:
@@ -73,79 +69,83 @@ class ContextIndex:
         self.alpha = alpha
         self.replicas = ReplicaTable()
         self.trust = TrustLedger()
-        self.ledger = LoadLedger()
-        self.times = PrefillTimes()
-        self.congestion = Congestion()
-        self.room = Room()
+        self.load = FleetLoad()
         self.offline = offline or OfflineOrders()
-        self.rest_order = RestOrder()
-        self._search = search
         self._max_records = max_records
         self._memory = Memory(RememberedOrders(REMEMBERED))
+        self.reuse = Reuse(search, alpha, self._memory, self.replicas, self.offline)
         self._trees = self._memory.trees
         self._records = self._memory.records
-        self._assigned: Counter[ReplicaId] = Counter()
         self._counters: Counter[str] = Counter()
 
     def set_replicas(self, infos: Sequence[ReplicaInfo]) -> None:
         """Follow the live set; what left is forgotten, and so is its load."""
         for replica in self.replicas.set_live(infos):
             self._forget(replica)
-            self.ledger.drop_replica(replica)
-            self.times.forget(replica)
+            self.load.drop_replica(replica)
             self.replicas.drop(replica)
             self.trust.restore(replica)
-            self._assigned.pop(replica, None)
 
     def plan(self, requests: Sequence[PlanRequest], now: float) -> list[Step]:
-        """One step per request, in order; each sees the reservations of those before it.
+        """One step per request, in order; `Step.position` is its place in the order of sending.
 
-        now: seconds, any origin, not decreasing.
+        Requests planned together are laid out together. now: seconds, any origin, not decreasing.
         """
-        for request in self.ledger.sweep(now):
+        for request_id in self.load.ledger.sweep(now):
             self._counters["leases_swept"] += 1
-            record = self._records.get(request)
+            record = self._records.get(request_id)
             if record is not None and record.state is State.PLANNED:
-                self._memory.remove(request)  # perhaps never prefilled: no report would clear it
-        return [self._plan_one(request, now) for request in requests]
+                self._memory.remove(request_id)  # perhaps never prefilled: no report clears it
+        steps: dict[RequestId, Step] = {}
+        for start in range(0, len(requests), CHUNK):
+            for laid in self._lay_out(requests[start : start + CHUNK], now):
+                step = self._plan_one(laid, now, len(steps))
+                steps.setdefault(laid.request.request_id, step)
+        return [steps[request.request_id] for request in requests]
 
-    def _plan_one(self, request: PlanRequest, now: float) -> Step:
+    def _lay_out(self, window: Sequence[PlanRequest], now: float) -> Iterator[_Laid]:
+        """The window in the order of planning and sending."""
+        live = list(self.replicas.live.values())
+        if len(window) < 2 or not live:
+            yield from (_Laid(request) for request in window)
+            return
+        prompts = [self.reuse.prompt(self.reuse.wanted(request)) for request in window]
+
+        def own_s(i: int, r: int, cached: int) -> float:
+            return self.load.own_s(live[r].replica, cached, max(prompts[i].total - cached, 1))
+
+        waits = [self.load.wait_s(info, 0, now) for info in live]
+        for place in lay_out(prompts, waits, own_s, self.load.congestion.price):
+            followers = tuple(window[j].context for j in place.followers)
+            yield _Laid(window[place.request], live[place.replica].replica, followers)
+
+    def _plan_one(self, laid: _Laid, now: float, position: int) -> Step:
+        request = laid.request
+        name = request.request_id
         self._counters["planned"] += 1
-        if not self.replicas.live or request.request_id in self._records:
+        if not self.replicas.live or name in self._records:
             self._counters["passed_through"] += 1
-            return Step(request.request_id, request.context, None, "", (), 0, "passthrough")
-        tokens = dict(zip(request.context, request.block_tokens, strict=True))
-        candidates = self._candidates(request, tokens)
-        best = best_per_holder(candidates, self.replicas.mask)
-        total = request.head_tokens + sum(request.block_tokens) + request.tail_tokens
-        most: dict[ReplicaId, int] = {}
-        options = []
-        for replica in self.replicas.live:
-            match = best.get(self.replicas.bit(replica))
-            most[replica] = reusable = self._reusable(request, replica, match)
-            own_s = self._own_s(replica, reusable, total - reusable)
-            wait_s, running = self._wait_s(replica, total - reusable, now), self.ledger.running(replica)
-            assigned = self._assigned[replica]
-            options.append(
-                Option(replica, wait_s, own_s, running, assigned)
-            )
-        shortest_s = min(option.wait_s for option in options)
-        option = choose(options, self.congestion.price(shortest_s))
+            return Step(name, request.context, None, "", (), 0, "passthrough", 0.0, position)
+        wanted = self.reuse.wanted(request)
+        held = self.reuse.held(wanted)
+        options = [
+            self.load.option(info, held[replica].tokens, wanted.total - held[replica].tokens, now)
+            for replica, info in self.replicas.live.items()
+            if laid.replica in (None, replica)
+        ]
+        price = self.load.congestion.price(min(option.wait_s for option in options))
+        option = choose(options, price)
         chosen = option.replica
-        match = best.get(self.replicas.bit(chosen))
-        planned, given_up = self._order(request, tokens, candidates, match, chosen)
-        reusable = most[chosen] - given_up
+        planned, given_up = self.reuse.order(wanted, chosen, held[chosen], laid.followers)
+        reusable = held[chosen].tokens - given_up
         page = self.replicas.live[chosen].page_size
-        predicted = min(reusable, total - 1) // page * page
-        self._remember(request, record_of(request, planned, tokens, chosen, predicted), planned)
-        own_s = self._own_s(chosen, reusable, total - reusable)
-        work = Work(reusable, total - reusable, own_s, option.wait_s + own_s)
-        self.ledger.reserve(request.request_id, chosen, work, now)
-        self.congestion.planned(own_s, len(self.replicas.live), now)
-        self._assigned[chosen] += 1
-        path = self._trees[request.head].node_of[request.request_id].search_path
+        predicted = min(reusable, wanted.total - 1) // page * page
+        self._remember(request, record_of(request, planned, wanted.tokens, chosen, predicted), planned)
+        missing, live = wanted.total - reusable, len(self.replicas.live)
+        work = self.load.reserve(name, option, reusable, missing, now, live)
+        path = self._trees[request.head].node_of[name].search_path
         return Step(
-            request_id=request.request_id,
+            request_id=name,
             context=planned,
             replica=chosen,
             branch=f"{request.head}/{path[0]}" if path else str(request.head),
@@ -153,58 +153,8 @@ class ContextIndex:
             reused_tokens=predicted,
             reason="holder" if predicted else "load",
             estimated_ttft_s=work.ttft_s,
+            position=position,
         )
-
-    def _own_s(self, replica: ReplicaId, cached: int, new: int) -> float:
-        return self.times.seconds(replica, cached, new, self.ledger.answering(replica))
-
-    def _wait_s(self, replica: ReplicaId, missing: int, now: float) -> float:
-        """Until the replica has prefilled what is planned there, and has room for this prompt."""
-        pinned = self.ledger.pinned_tokens(replica)
-        room_s = self.room.wait_s(pinned, missing, self.replicas.live[replica].capacity_tokens)
-        return self.ledger.wait_s(replica, now) + room_s
-
-    def _candidates(self, request: PlanRequest, tokens: dict[BlockId, int]) -> list[Candidate]:
-        tree = self._trees.get(request.head)
-        if tree is None:
-            return []
-        if not request.movable:
-            return fixed_search(tree.root, request.context, tokens)
-        if self._search == "paper":
-            return greedy_search(tree.root, request.context, tokens, self.alpha)
-        familiar = self.rest_order.popular
-        return exact_search(tree.root, request.context, tokens, remembered=familiar)
-
-    def _order(
-        self,
-        request: PlanRequest,
-        tokens: dict[BlockId, int],
-        candidates: list[Candidate],
-        match: Candidate | None,
-        chosen: ReplicaId,
-    ) -> tuple[Context, int]:
-        """Algorithm 2 behind the prefix followed; the held tokens given up (decision 0009)."""
-        if not request.movable:
-            return request.context, 0
-        if not candidates:
-            candidates = exact_search(self.offline.root, request.context, tokens)
-        path = best_path(candidates, self.replicas.bit(chosen), self.rest_order.trust)
-        given_up = match.tokens - path.held_tokens if match else 0
-        if self._search == "paper":
-            return order(request.context, path.prefix), given_up
-        return self.rest_order.arrange(request.context, path.prefix, tokens), given_up
-
-    def _reusable(self, request: PlanRequest, replica: ReplicaId, match: Candidate | None) -> int:
-        """Leading prompt tokens that `replica` should have of this request."""
-        if not self.replicas.believed(replica):
-            return 0
-        tree = self._trees.get(request.head)
-        if tree is not None and tree.root.holders >> self.replicas.bit(replica) & 1:
-            return request.head_tokens + (match.tokens if match else 0)
-        before = self._records.get(request.predecessor) if request.predecessor else None
-        if before is not None and before.replica == replica:
-            return min(before.tokens_left, request.head_tokens)
-        return 0
 
     def hear(self, feedback: Feedback, now: float) -> None:
         """Take what became of a step; unknown requests are counted, frees repeat safely."""
@@ -213,11 +163,9 @@ class ContextIndex:
         if isinstance(feedback, Routed):
             self._routed(feedback, record, now)
         elif isinstance(feedback, FirstToken):
-            self._learn(self.ledger.prefill_done(request, now))
+            self.load.first_token(request, self.replicas.live, now)
         else:
-            freed = self.ledger.free(request)
-            if freed is not None and freed.prefilled:
-                self.room.answered(now - freed.since)
+            self.load.ended(request, now)
             if record is None:
                 self._counters["unknown_feedback"] += 1
             elif not feedback.ok:
@@ -225,26 +173,6 @@ class ContextIndex:
             else:
                 record.state = State.RESIDENT
                 self._audit(feedback, record)
-
-    def _learn(self, done: Done | None) -> None:
-        if done is None:
-            return
-        if self.times.fitted:
-            self._counters["ttft_judged"] += 1
-            self._counters["ttft_within_p90"] += self.times.judge(done.work.ttft_s, done.ttft_s)
-        capacity = self.replicas.live[done.replica].capacity_tokens
-        if self.ledger.pinned_tokens(done.replica) > capacity * FULL:
-            self.times.skip(done.replica)
-            return
-        idle = not self.ledger.prefill_tokens(done.replica)
-        self.times.observe(
-            done.replica,
-            done.work.cached,
-            done.work.new,
-            done.seconds,
-            answering=self.ledger.answering(done.replica) - 1,
-            idle=idle,
-        )
 
     def _audit(self, settled: Settled, record: Record) -> None:
         """The gate is the replica's view when the engine scheduled; the plan's is only counted."""
@@ -268,12 +196,9 @@ class ContextIndex:
         if record is None or record.replica == feedback.replica:
             return
         self._counters["spilled"] += 1
-        tokens = record.tokens_left
-        own_s = self._own_s(feedback.replica, 0, tokens)
-        wait_s = self.ledger.wait_s(feedback.replica, now)
-        work = Work(0, tokens, own_s, wait_s + own_s)
-        self.ledger.move(feedback.request_id, feedback.replica, work, now)
-        if feedback.replica not in self.replicas.live:
+        info = self.replicas.live.get(feedback.replica)
+        self.load.moved(feedback.request_id, info, record.tokens_left, now)
+        if info is None:
             self._memory.remove(feedback.request_id)
             return
         record.predicted = 0
@@ -319,7 +244,7 @@ class ContextIndex:
     def counters(self) -> dict[str, int]:
         """Counts since the start, and sizes now."""
         sizes = {"records": len(self._records), "heads": len(self._trees)}
-        return dict(self._counters) | sizes | {"reserved": len(self.ledger)}
+        return dict(self._counters) | sizes | self.load.counters()
 
     def _remember(self, request: PlanRequest, record: Record, planned: Context) -> None:
         bit = self.replicas.bit(record.replica)
@@ -338,8 +263,7 @@ class ContextIndex:
         """Raise InvariantError unless every part holds and all parts agree."""
         self.replicas.check()
         self.trust.check()
-        self.ledger.check()
-        self.times.check()
+        self.load.check()
         self.offline.check()
-        self.rest_order.check()
+        self.reuse.rest_order.check()
         self._memory.check(self.replicas)

@@ -75,7 +75,7 @@ def test_a_busy_holder_is_left_when_waiting_costs_more_than_prefilling_again() -
     settle(index, first)
     for number in range(12):
         name = RequestId(f"busy{number}")
-        index.ledger.reserve(name, first.replica or R[0], Work(0, 1000, 0.1), 0.0)
+        index.load.ledger.reserve(name, first.replica or R[0], Work(0, 1000, 0.1), 0.0)
     assert one(index, "b", 1, 2).replica != first.replica
 
 
@@ -83,7 +83,7 @@ def test_an_order_held_elsewhere_is_followed_on_a_new_replica() -> None:
     index = fleet()
     first = one(index, "a", 1, 2, 3)
     settle(index, first)
-    index.ledger.reserve(RequestId("busy"), first.replica or R[0], Work(0, 100_000, 10.0), 0.0)
+    index.load.ledger.reserve(RequestId("busy"), first.replica or R[0], Work(0, 100_000, 10.0), 0.0)
     other = one(index, "b", 3, 1, 2)
     assert other.replica != first.replica
     assert other.context == context(1, 2, 3)

@@ -71,6 +71,7 @@ class ContextIndex:
         self.trust = TrustLedger()
         self.load = FleetLoad()
         self.offline = offline or OfflineOrders()
+        self._joint = search == "exact"
         self._max_records = max_records
         self._memory = Memory(RememberedOrders(REMEMBERED))
         self.reuse = Reuse(search, alpha, self._memory, self.replicas, self.offline)
@@ -106,7 +107,7 @@ class ContextIndex:
     def _lay_out(self, window: Sequence[PlanRequest], now: float) -> Iterator[_Laid]:
         """The window in the order of planning and sending."""
         live = list(self.replicas.live.values())
-        if len(window) < 2 or not live:
+        if len(window) < 2 or not live or not self._joint:
             yield from (_Laid(request) for request in window)
             return
         prompts = [self.reuse.prompt(self.reuse.wanted(request)) for request in window]

@@ -34,3 +34,11 @@ def schedule(steps: Sequence[Step]) -> list[list[Step]]:
     for group in groups.values():
         group.sort(key=lambda step: len(step.search_path), reverse=True)
     return sorted(groups.values(), key=len, reverse=True)
+
+
+def in_position(steps: Sequence[Step]) -> list[list[Step]]:
+    """Online: as the window was laid out (`joint`), all in one group.
+
+    Algorithm 5 would send other requests first than those planned to bring the prefixes.
+    """
+    return [sorted(steps, key=lambda step: step.position)] if steps else []

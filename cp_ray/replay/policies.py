@@ -17,7 +17,7 @@ import msgspec
 from cp_ray.core.dedup import deduplicate
 from cp_ray.core.index import ContextIndex
 from cp_ray.core.merging import THOROUGH, merge
-from cp_ray.core.scheduling import schedule
+from cp_ray.core.scheduling import in_position, schedule
 from cp_ray.core.types import (
     BlockId,
     Context,
@@ -165,12 +165,15 @@ class Indexed(AsTheyCame):
 
     def __init__(self, search: Literal["paper", "exact"], capacity_tokens: int | None) -> None:
         self._index = ContextIndex(search=search, max_records=_NO_LIMIT)
+        self._sequence = schedule if search == "paper" else in_position
         self._index.set_replicas([ReplicaInfo(_REPLICA, 1, capacity_tokens or _NO_LIMIT)])
         self._now = 0.0
         self._seq = 0
 
     def plan(self, window: Sequence[TraceRequest]) -> list[Sent]:
-        """Order each context behind what the replica holds, then schedule the window.
+        """Order each context behind what the replica holds, then sequence the window.
+
+        By Algorithm 5 for `paper`; as laid out for `online`.
 
         Blocks that the conversation's earlier turns hold are left out (Algorithm 3).
         """
@@ -179,7 +182,7 @@ class Indexed(AsTheyCame):
         steps = self._index.plan([_plan_request(request) for request in window], self._now)
         return [
             Sent(asked[step.request_id], step.context, _repeated(asked[step.request_id]))
-            for group in schedule(steps)
+            for group in self._sequence(steps)
             for step in group
         ]
 

@@ -11,7 +11,7 @@ import logging
 
 import msgspec
 
-from cp_ray.core.scheduling import schedule
+from cp_ray.core.scheduling import in_position
 from cp_ray.core.types import PlanRequest, Settled, Step
 from cp_ray.router.ports import Planner
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """A step and its place among those sent at the same time. position: in its group."""
+    """A step and its place among those sent at the same time. position: in the order of sending."""
 
     step: Step
     position: int
@@ -48,7 +48,7 @@ class Window:
         return f"<Window {state}, {len(self._waiting)} waiting>"
 
     async def plan(self, request: PlanRequest) -> Planned:
-        """Wait for the request's step. Steps of one call are released in order of schedule."""
+        """Wait for the request's step. Steps of one call are released as they were laid out."""
         waiting = _Waiting(request, asyncio.get_running_loop().time())
         self._waiting.append(waiting)
         if len(self._waiting) >= self._max_size:
@@ -89,7 +89,7 @@ class Window:
     async def _release(self, batch: list[_Waiting]) -> None:
         by_id = {waiting.request.request_id: waiting for waiting in batch}
         steps = await plan_or_pass(self._planner, [waiting.request for waiting in batch])
-        for group in schedule(steps):
+        for group in in_position(steps):
             for position, step in enumerate(group):
                 waiting = by_id[step.request_id]
                 if waiting.answer.done():

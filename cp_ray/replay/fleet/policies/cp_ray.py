@@ -32,10 +32,12 @@ class CpRay:
 
     def route(self, window: Sequence[Live], _view: FleetView, now: float) -> Iterator[Live]:
         """One plan for the window."""
+        asked = {live.request_id: live for live in window}
         for live in window:
             drop_repeated(live)
         steps = self.index.plan([plan_request(live) for live in window], now)
-        for live, step in zip(window, steps, strict=True):
+        for step in sorted(steps, key=lambda step: step.position):
+            live = asked[step.request_id]
             live.order(step.context, live.repeated)
             live.replica = self._at[step.replica or self._names[0]]
             yield live

@@ -87,10 +87,13 @@ class ContextIndex:
             self.replicas.drop(replica)
             self.trust.restore(replica)
 
-    def plan(self, requests: Sequence[PlanRequest], now: float) -> list[Step]:
+    def plan(
+        self, requests: Sequence[PlanRequest], now: float, only: ReplicaId | None = None
+    ) -> list[Step]:
         """One step per request, in order; `Step.position` is its place in the order of sending.
 
         Requests planned together are laid out together. now: seconds, any origin, not decreasing.
+        only: the replica is given (another router's choice); orders are planned for it.
         """
         for request_id in self.load.ledger.sweep(now):
             self._counters["leases_swept"] += 1
@@ -99,16 +102,18 @@ class ContextIndex:
                 self._memory.remove(request_id)  # perhaps never prefilled: no report clears it
         steps: dict[RequestId, Step] = {}
         for start in range(0, len(requests), CHUNK):
-            for laid in self._lay_out(requests[start : start + CHUNK], now):
+            for laid in self._lay_out(requests[start : start + CHUNK], now, only):
                 step = self._plan_one(laid, now, len(steps))
                 steps.setdefault(laid.request.request_id, step)
         return [steps[request.request_id] for request in requests]
 
-    def _lay_out(self, window: Sequence[PlanRequest], now: float) -> Iterator[_Laid]:
+    def _lay_out(
+        self, window: Sequence[PlanRequest], now: float, only: ReplicaId | None
+    ) -> Iterator[_Laid]:
         """The window in the order of planning and sending."""
         live = list(self.replicas.live.values())
-        if len(window) < 2 or not live or not self._joint:
-            yield from (_Laid(request) for request in window)
+        if len(window) < 2 or not live or not self._joint or only is not None:
+            yield from (_Laid(request, only) for request in window)
             return
         prompts = [self.reuse.prompt(self.reuse.wanted(request)) for request in window]
 

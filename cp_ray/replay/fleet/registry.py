@@ -19,6 +19,7 @@ from cp_ray.replay.fleet.policies.paper import Paper
 from cp_ray.replay.fleet.policies.preble import Preble
 from cp_ray.replay.fleet.policies.ray_prefix import RayPrefix
 from cp_ray.replay.fleet.policies.round_robin import RoundRobin
+from cp_ray.replay.fleet.policies.without import ARMS
 from cp_ray.replay.fleet.policies.session_affinity import SessionAffinity
 from cp_ray.replay.fleet.policies.sglang import Sglang
 from cp_ray.replay.fleet.router import Router
@@ -59,8 +60,11 @@ def make_router(policy: str, order: str, fleet: Fleet) -> Router:
     """A fresh router. Raises ConfigError naming those there are."""
     if policy in OURS:
         return OURS[policy](fleet)
+    base, _, part = policy.partition("-")
+    if base == "cp_ray" and part in ARMS:
+        return ARMS[part](fleet.replicas, fleet.page_size, fleet.capacity_tokens)
     if policy not in RIVALS:
-        known = ", ".join((*RIVALS, *OURS))
+        known = ", ".join((*RIVALS, *OURS, *(f"cp_ray-{part}" for part in ARMS)))
         raise ConfigError(f"--policy: {policy!r} is not one of {known}", param="policy")
     router = RIVALS[policy](fleet)
     return PaperOrder(router) if order == "paper" else router

@@ -9,9 +9,11 @@ from cp_ray.core.types import (
     Eviction,
     EvictionReport,
     FirstToken,
+    PlanRequest,
     ReplicaId,
     ReplicaInfo,
     Settled,
+    Step,
 )
 from cp_ray.replay.fleet.job import Live
 from cp_ray.replay.fleet.paper_order import drop_repeated, plan_request
@@ -23,10 +25,10 @@ class CpRay:
 
     def __init__(self, replicas: int, page_size: int, capacity_tokens: int) -> None:
         self.index = ContextIndex(max_records=1 << 62)
-        self._names = [ReplicaId(f"r{at:02}") for at in range(replicas)]
-        self._at = {name: at for at, name in enumerate(self._names)}
+        self.names = [ReplicaId(f"r{at:02}") for at in range(replicas)]
+        self._at = {name: at for at, name in enumerate(self.names)}
         self.index.set_replicas(
-            [ReplicaInfo(name, page_size, capacity_tokens) for name in self._names]
+            [ReplicaInfo(name, page_size, capacity_tokens) for name in self.names]
         )
         self._seq = [0] * replicas
 
@@ -35,12 +37,20 @@ class CpRay:
         asked = {live.request_id: live for live in window}
         for live in window:
             drop_repeated(live)
-        steps = self.index.plan([plan_request(live) for live in window], now)
+        steps = self.index.plan([self.asked(live) for live in window], now)
         for step in sorted(steps, key=lambda step: step.position):
             live = asked[step.request_id]
-            live.order(step.context, live.repeated)
-            live.replica = self._at[step.replica or self._names[0]]
+            self.send(live, step)
             yield live
+
+    def asked(self, live: Live) -> PlanRequest:
+        """What the index is asked of a request."""
+        return plan_request(live)
+
+    def send(self, live: Live, step: Step) -> None:
+        """Take the step."""
+        live.order(step.context, live.repeated)
+        live.replica = self._at[step.replica or self.names[0]]
 
     def first_token(self, live: Live, now: float) -> None:
         """As the router's call tells it."""
@@ -52,6 +62,6 @@ class CpRay:
 
     def evicted(self, replica: int, evictions: Sequence[Eviction]) -> None:
         """As the reporter tells it."""
-        report = EvictionReport(self._names[replica], 0, self._seq[replica], tuple(evictions))
+        report = EvictionReport(self.names[replica], 0, self._seq[replica], tuple(evictions))
         self.index.apply(report)
         self._seq[replica] += 1

@@ -73,15 +73,12 @@ PARTS = [
 
 def arms() -> Iterator[tuple[int, str, str, tuple[str, ...]]]:
     """Seed, policy, order, ablations: what decides most comes first."""
-    strong = [(policy, "none") for policy in SEEDED]
-    strong += [(policy, "paper") for policy in STRONG]
+    strong = [("cp_ray", "none"), *((policy, "paper") for policy in STRONG)]
+    strong += [(policy, "none") for policy in SEEDED if policy != "cp_ray"]
     rest = [(policy, "none") for policy in RIVALS if policy not in SEEDED] + [("paper", "none")]
     for seed in SEEDS:
-        for policy, order in strong:
-            yield seed, policy, order, ABLATE if policy == "cp_ray" and seed == 1 else ()
-        if seed == 1:
-            yield from ((seed, policy, order, ()) for policy, order in rest)
-    for seed in SEEDS[1:]:
+        yield from ((seed, policy, order, ()) for policy, order in strong)
+    for seed in SEEDS:
         yield from ((seed, policy, order, ()) for policy, order in rest)
         yield seed, "cp_ray", "none", ABLATE
 
@@ -104,7 +101,9 @@ def rate_of(part: Part) -> float:
     known: dict[str, float] = msgspec.json.decode(file.read_bytes()) if file.exists() else {}
     if part.name not in known:
         workload = prepare(options(part, 1.0, 1, "least_loaded", "none"))
-        known[part.name] = saturation(workload, Hardware(part.replicas, part.cache_tokens, part.model))
+        known[part.name] = saturation(
+            workload, Hardware(part.replicas, part.cache_tokens, part.model)
+        )
         file.write_bytes(msgspec.json.encode(known))
     return known[part.name]
 
@@ -162,7 +161,9 @@ def report(folder: Path) -> None:
     for fleet in dict.fromkeys((r.trace, r.replicas, r.cache_tokens, r.model) for r in rows):
         own = [r for r in rows if (r.trace, r.replicas, r.cache_tokens, r.model) == fleet]
         trace, replicas, tokens, model = fleet
-        shown = [r for r in own if "-" not in r.policy and (r.policy in SEEDED or r.order == "paper")]
+        shown = [
+            r for r in own if "-" not in r.policy and (r.policy in SEEDED or r.order == "paper")
+        ]
         plot(shown, folder / f"{trace}-{replicas}x{tokens // 1000}k-{model}.png")
 
 

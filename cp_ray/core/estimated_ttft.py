@@ -183,7 +183,9 @@ def _fit(runs: list[_Run], slowness: list[float]) -> tuple[PrefillCurve, float]:
     import numpy as np
     from scipy.optimize import nnls
 
-    terms = np.array([[run.prompts, run.new, run.pairs, run.answering] for run in runs], dtype=float)
+    terms = np.array(
+        [[run.prompts, run.new, run.pairs, run.answering] for run in runs], dtype=float
+    )
     seconds = np.array([run.seconds for run in runs]) / np.array(slowness)
     terms /= seconds[:, None]
     scale = np.maximum(terms.max(axis=0), np.finfo(float).tiny)

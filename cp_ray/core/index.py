@@ -146,7 +146,9 @@ class ContextIndex:
         reusable = held[chosen].tokens - given_up
         page = self.replicas.live[chosen].page_size
         predicted = min(reusable, wanted.total - 1) // page * page
-        self._remember(request, record_of(request, planned, wanted.tokens, chosen, predicted), planned)
+        self._remember(
+            request, record_of(request, planned, wanted.tokens, chosen, predicted), planned
+        )
         missing, live = wanted.total - reusable, len(self.replicas.live)
         work = self.load.reserve(name, option, reusable, missing, now, live)
         path = self._trees[request.head].node_of[name].search_path

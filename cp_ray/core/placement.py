@@ -8,7 +8,7 @@ own recomputation (docs/decisions/0004).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 

@@ -78,9 +78,9 @@ def best_by_subset(window: Sequence[PlanRequest], held: Held) -> dict[int, float
                     for clock, total in ways:
                         way = (clock + new, total + clock + new)
                         if not any(c <= way[0] and t <= way[1] for c, t in pareto):
-                            pareto[:] = [
-                                (c, t) for c, t in pareto if c < way[0] or t < way[1]
-                            ] + [way]
+                            pareto[:] = [(c, t) for c, t in pareto if c < way[0] or t < way[1]] + [
+                                way
+                            ]
         layer = following
     return best
 

@@ -85,7 +85,9 @@ def play(workload: Workload, cell: Cell) -> Outcome:
         else:
             times = bursty(workload.stamps, chains, rate, cell.seed)
         simulation.open_loop(jobs, times)
-    return _outcome(simulation.done, hardware.replicas, cell.arrivals == "closed", simulation.route_s)
+    return _outcome(
+        simulation.done, hardware.replicas, cell.arrivals == "closed", simulation.route_s
+    )
 
 
 def _replica(model: Model, cache: PrefixCache) -> Replica:

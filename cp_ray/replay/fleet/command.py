@@ -23,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", default="1", help="of arrivals and ties; or several")
     parser.add_argument("--model", choices=("serial", "batching"), default="batching")
     parser.add_argument("--policy", default="least_loaded,est_ttft,lmetric,cp_ray")
-    parser.add_argument("--order", default="none", help="of rivals: none, paper; ours orders itself")
+    parser.add_argument(
+        "--order", default="none", help="of rivals: none, paper; ours orders itself"
+    )
     parser.add_argument("--ablate", default="", help="order,schedule,joint,replication")
     parser.add_argument("--requests", type=int, help="only the first N")
     parser.add_argument("--saturation", type=float, help="requests/s of load 1.0; else it is found")

@@ -19,9 +19,9 @@ from cp_ray.replay.fleet.policies.paper import Paper
 from cp_ray.replay.fleet.policies.preble import Preble
 from cp_ray.replay.fleet.policies.ray_prefix import RayPrefix
 from cp_ray.replay.fleet.policies.round_robin import RoundRobin
-from cp_ray.replay.fleet.policies.without import ARMS
 from cp_ray.replay.fleet.policies.session_affinity import SessionAffinity
 from cp_ray.replay.fleet.policies.sglang import Sglang
+from cp_ray.replay.fleet.policies.without import ARMS
 from cp_ray.replay.fleet.router import Router
 
 

@@ -114,5 +114,3 @@ def _with_interval(group: Group, field: str, digits: int) -> str:
     half = group.half_width(field)
     mean = f"{group.mean(field):.{digits}f}"
     return mean if half is None else f"{mean} ± {half:.{digits}f}"
-
-

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from cp_ray.replay.fleet.cell import Cell, Hardware, play
 from cp_ray.replay.fleet.workload import Workload
 

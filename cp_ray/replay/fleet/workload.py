@@ -6,7 +6,6 @@ whose conversations have several turns becomes conversations; Mooncake's files a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec

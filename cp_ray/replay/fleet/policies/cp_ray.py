@@ -58,7 +58,9 @@ class CpRay:
 
     def ended(self, live: Live, now: float) -> None:
         """As the router's call tells it."""
-        self.index.hear(Settled(live.request_id, live.cached, ok=True, held_tokens=live.cached), now)
+        self.index.hear(
+            Settled(live.request_id, live.cached, ok=True, held_tokens=live.cached), now
+        )
 
     def evicted(self, replica: int, evictions: Sequence[Eviction]) -> None:
         """As the reporter tells it."""

@@ -13,6 +13,8 @@ class EstTtft(OneByOne):
     def place(self, live: Live, view: FleetView, now: float) -> int:
         """Ties to fewer running."""
         held = view.held(live.pieces)
-        cost = [(view.prefill_tokens[at] - held[at], view.running[at]) for at in range(view.replicas)]
+        cost = [
+            (view.prefill_tokens[at] - held[at], view.running[at]) for at in range(view.replicas)
+        ]
         low = min(cost)
         return self.random.choice([at for at in range(view.replicas) if cost[at] == low])

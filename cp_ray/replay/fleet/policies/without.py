@@ -20,7 +20,6 @@ from cp_ray.replay.fleet.policies.cp_ray import CpRay
 from cp_ray.replay.fleet.view import FleetView
 
 
-
 class WithoutOrder(CpRay):
     """Every request is planned as if its blocks could not be moved."""
 

@@ -19,7 +19,7 @@ FULL = 0.9
 
 
 class FleetLoad:
-    """Owner of ledger, prefill times, congestion and room. Times in seconds of the caller's clock."""
+    """Owner of ledger, prefill times, congestion and room. Times: seconds, any origin."""
 
     def __init__(self) -> None:
         self.ledger = LoadLedger()
@@ -52,7 +52,14 @@ class FleetLoad:
         )
 
     def reserve(
-        self, request: RequestId, option: Option, cached: int, new: int, now: float, replicas: int
+        self,
+        request: RequestId,
+        option: Option,
+        cached: int,
+        new: int,
+        *,
+        now: float,
+        replicas: int,
     ) -> Work:
         """Take an offer. cached: as planned in the end. replicas: live ones."""
         seconds = self.own_s(option.replica, cached, new)

@@ -150,7 +150,7 @@ class ContextIndex:
             request, record_of(request, planned, wanted.tokens, chosen, predicted), planned
         )
         missing, live = wanted.total - reusable, len(self.replicas.live)
-        work = self.load.reserve(name, option, reusable, missing, now, live)
+        work = self.load.reserve(name, option, reusable, missing, now=now, replicas=live)
         path = self._trees[request.head].node_of[name].search_path
         return Step(
             request_id=name,

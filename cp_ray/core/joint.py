@@ -16,7 +16,7 @@ import msgspec
 from cp_ray.core.types import BlockId, Context, HeadId
 
 CHUNK = 16
-"""Requests laid out together; a larger window is cut, in order of arrival. Work grows as its square."""
+"""Requests laid out together; a larger window is cut. The work grows as its square."""
 MENDED = 6
 """Requests of a window that is mended: it takes some (requests x requests x replicas) layouts."""
 
@@ -72,7 +72,7 @@ def lay_out(
     """
     lines = _greedy(prompts, waits, own_s, price)
     if len(prompts) <= MENDED:
-        lines = _mend(lines, prompts, waits, own_s, price(min(waits)))
+        lines = _mend(lines, _Costs(prompts, waits, own_s, price(min(waits))))
     places = []
     for r, line in enumerate(lines):
         for at, i in enumerate(line):
@@ -109,74 +109,66 @@ def _greedy(
     return lines
 
 
-def _mend(
-    lines: list[list[int]],
-    prompts: Sequence[Prompt],
-    waits: Sequence[float],
-    own_s: OwnSeconds,
-    price: float,
-) -> list[list[int]]:
+class _Costs(msgspec.Struct, frozen=True):
+    """What a line of requests costs on a replica. Fields as the arguments of `lay_out`."""
+
+    prompts: Sequence[Prompt]
+    waits: Sequence[float]
+    own_s: OwnSeconds
+    price: float
+
+    def of(self, line: Sequence[int], r: int) -> float:
+        """Sum of the times to first token, and the price of the prefill."""
+        clock, total = self.waits[r], 0.0
+        orders: list[tuple[HeadId, Context]] = []
+        for at, i in enumerate(line):
+            prompt = self.prompts[i]
+            held, prefix = prompt.held[r], prompt.prefix[r]
+            for head, order in orders:
+                if head == prompt.head and (run := prompt.run(order)) > held:
+                    held, prefix = run, _leading(order, prompt.tokens)
+            own = self.own_s(i, r, held)
+            clock += own
+            total += clock + own * (self.price - 1.0)
+            if at + 1 < len(line):
+                behind = [self.prompts[j] for j in line[at + 1 :]]
+                orders.append((prompt.head, self._order(prompt, prefix, behind)))
+        return total
+
+    def _order(self, prompt: Prompt, prefix: Context, behind: Sequence[Prompt]) -> Context:
+        context = tuple(prompt.tokens)
+        if prompt.fixed:
+            return context
+        followers = [tuple(other.tokens) for other in behind if other.head == prompt.head]
+        return shared_first(context, prefix, followers, prompt.tokens)
+
+
+def _mend(lines: list[list[int]], costs: _Costs) -> list[list[int]]:
     """Move single requests while the sum of all times falls; a local optimum."""
-    costs = [_cost(line, r, prompts, waits[r], own_s, price) for r, line in enumerate(lines)]
+    cost = [costs.of(line, r) for r, line in enumerate(lines)]
     better = True
     while better:
         better = False
-        for i in range(len(prompts)):
+        for i in range(len(costs.prompts)):
             source = next(r for r, line in enumerate(lines) if i in line)
             without = [j for j in lines[source] if j != i]
-            alone = _cost(without, source, prompts, waits[source], own_s, price)
-            best = sum(costs) - 1e-9
-            found: tuple[int, list[int], float] | None = None
+            alone = costs.of(without, source)
+            least = sum(cost) - 1e-9
+            found: tuple[int, list[int]] | None = None
             for r, line in enumerate(lines):
                 base = without if r == source else line
-                others = sum(costs) - costs[source] - (0.0 if r == source else costs[r])
-                others += 0.0 if r == source else alone
+                others = sum(cost) - cost[r] + (0.0 if r == source else alone - cost[source])
                 for at in range(len(base) + 1):
                     tried = [*base[:at], i, *base[at:]]
-                    cost = _cost(tried, r, prompts, waits[r], own_s, price)
-                    if others + cost < best:
-                        best, found = others + cost, (r, tried, cost)
+                    total = others + costs.of(tried, r)
+                    if total < least:
+                        least, found = total, (r, tried)
             if found is not None:
-                r, tried, cost = found
-                lines[source], costs[source] = without, alone
-                lines[r], costs[r] = tried, cost
+                lines[source], cost[source] = without, alone
+                lines[found[0]] = found[1]
+                cost[found[0]] = costs.of(found[1], found[0])
                 better = True
     return lines
-
-
-def _cost(
-    line: Sequence[int],
-    r: int,
-    prompts: Sequence[Prompt],
-    wait_s: float,
-    own_s: OwnSeconds,
-    price: float,
-) -> float:
-    """Sum of the times to first token of a replica's line, and the price of its prefill."""
-    clock, total = wait_s, 0.0
-    orders: list[tuple[HeadId, Context]] = []
-    for at, i in enumerate(line):
-        prompt = prompts[i]
-        held = prompt.held[r]
-        prefix = prompt.prefix[r]
-        for head, order in orders:
-            if head == prompt.head and (run := prompt.run(order)) > held:
-                held = run
-                prefix = order
-        own = own_s(i, r, held)
-        clock += own
-        total += clock + own * (price - 1.0)
-        if prompt.fixed:
-            orders.append((prompt.head, tuple(prompt.tokens)))
-        elif at + 1 < len(line):
-            leading = prefix if prefix in prompt.prefix else _leading(prefix, prompt.tokens)
-            behind = [
-                tuple(prompts[j].tokens) for j in line[at + 1 :] if prompts[j].head == prompt.head
-            ]
-            orders.append(
-                (prompt.head, shared_first(tuple(prompt.tokens), leading, behind, prompt.tokens))
-            )
-    return total
 
 
 def shared_first(

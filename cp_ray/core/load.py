@@ -32,7 +32,7 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Done(msgspec.Struct, frozen=True):
-    """A prefill that ended. seconds: since the replica could begin it. ttft_s: since it was planned."""
+    """A prefill that ended. seconds: since it could begin. ttft_s: since it was planned."""
 
     replica: ReplicaId
     work: Work

@@ -45,7 +45,7 @@ class Congestion:
 
     While some replica is free, work done elsewhere delays nobody. When none is, a second of it
     delays all who come until the queue has drained: behind q prompts at utilisation rho these are
-    q rho / (1 - rho) (mean busy period of a pooled queue). q is the shortest wait in usual prefills.
+    q rho / (1 - rho) (busy period of a pooled queue). q is the shortest wait, in usual prefills.
     rho is the work planned, not the share of busy replicas: one that waits for room has none.
     """
 
@@ -68,7 +68,7 @@ class Congestion:
         """Seconds of prefill planned per second and replica, over about half a minute."""
         return self._planned_s / max(self._weight, MIN_SPAN_S)
 
-    def price(self, shortest_wait_s: float) -> float:
+    def price(self, shortest_wait_s: float, /) -> float:
         """Seconds of everybody's wait per second of prefill; 1 to PRICE_CEILING.
 
         shortest_wait_s: of all replicas, right now, this window's reservations included.
@@ -82,7 +82,7 @@ class Congestion:
 def choose(options: Sequence[Option], price: float) -> Option:
     """The cheapest option; near ties to fewer running, then fewer ever assigned, then by name.
 
-    Near, because estimates are: else a replica that seems a little faster would get all that is new.
+    Near, as estimates are: else one that seems a little faster would get all that is new.
     """
     costs = [option.wait_s + option.own_s * price for option in options]
     near = min(costs) * (1.0 + NEAR)

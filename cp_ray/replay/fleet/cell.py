@@ -45,9 +45,12 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Times in seconds. throughput: prompt tokens a second whose first token came while requests
-    still arrived (closed loop: until the last ended). imbalance: prefilled tokens of the busiest
-    replica over the mean. served_per_s: requests over the whole run. late: TTFT of the last quarter of arrivals over that of the second.
+    """What came of a cell. Times in seconds.
+
+    throughput: prompt tokens a second whose first token came while requests still arrived (closed
+    loop: until the last ended). imbalance: prefilled tokens of the busiest replica over the mean.
+    served_per_s: requests over the whole run. late: TTFT of the last quarter of arrivals over that
+    of the second.
     """
 
     requests: int

@@ -56,7 +56,7 @@ class PaperOrder:
         self._index.hear(Settled(live.request_id, live.cached, ok=True), now)
         self._router.ended(live, now)
 
-    def evicted(self, replica: int, evictions: Sequence[Eviction]) -> None:
+    def evicted(self, replica: int, evictions: Sequence[Eviction], /) -> None:
         """Whoever lost it, the order is no longer worth following."""
         self._index.apply(EvictionReport(_ALL, 0, self._seq, tuple(evictions)))
         self._seq += 1

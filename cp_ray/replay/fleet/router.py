@@ -26,7 +26,7 @@ class Router(Protocol):
     def ended(self, live: Live, now: float) -> None:
         """The answer is complete."""
 
-    def evicted(self, replica: int, evictions: Sequence[Eviction]) -> None:
+    def evicted(self, replica: int, evictions: Sequence[Eviction], /) -> None:
         """A cache lost pages of these requests."""
 
 
@@ -36,7 +36,7 @@ class OneByOne:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
 
-    def place(self, live: Live, view: FleetView, now: float) -> int:
+    def place(self, live: Live, view: FleetView, now: float, /) -> int:
         """The replica for one request."""
         raise NotImplementedError
 
@@ -52,7 +52,7 @@ class OneByOne:
     def ended(self, live: Live, now: float) -> None:
         """Nothing to learn."""
 
-    def evicted(self, replica: int, evictions: Sequence[Eviction]) -> None:
+    def evicted(self, replica: int, evictions: Sequence[Eviction], /) -> None:
         """Nothing to learn."""
 
     def least(self, costs: Sequence[float]) -> int:

@@ -1,4 +1,4 @@
-"""The load that is called 1.0: the largest Poisson rate at which least_loaded's queue is bounded."""
+"""Load 1.0: the largest Poisson rate at which the queue of least_loaded is bounded."""
 
 from __future__ import annotations
 

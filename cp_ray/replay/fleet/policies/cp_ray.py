@@ -62,7 +62,7 @@ class CpRay:
             Settled(live.request_id, live.cached, ok=True, held_tokens=live.cached), now
         )
 
-    def evicted(self, replica: int, evictions: Sequence[Eviction]) -> None:
+    def evicted(self, replica: int, evictions: Sequence[Eviction], /) -> None:
         """As the reporter tells it."""
         report = EvictionReport(self.names[replica], 0, self._seq[replica], tuple(evictions))
         self.index.apply(report)

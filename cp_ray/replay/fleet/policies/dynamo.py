@@ -15,7 +15,7 @@ BLOCK = 16
 class Dynamo(OneByOne):
     """By the engines' own events, here without lag."""
 
-    def place(self, live: Live, view: FleetView, now: float) -> int:
+    def place(self, live: Live, view: FleetView, _now: float, /) -> int:
         """Least cost."""
         held = view.held(live.pieces)
         return self.least(

@@ -10,7 +10,7 @@ from cp_ray.replay.fleet.view import FleetView
 class EstTtft(OneByOne):
     """Myopic: each request for itself."""
 
-    def place(self, live: Live, view: FleetView, now: float) -> int:
+    def place(self, live: Live, view: FleetView, _now: float, /) -> int:
         """Ties to fewer running."""
         held = view.held(live.pieces)
         cost = [

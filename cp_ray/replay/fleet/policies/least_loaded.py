@@ -10,7 +10,7 @@ from cp_ray.replay.fleet.view import FleetView
 class LeastLoaded(OneByOne):
     """By requests that have not ended."""
 
-    def place(self, live: Live, view: FleetView, now: float) -> int:
+    def place(self, _live: Live, view: FleetView, _now: float, /) -> int:
         """Ties at random."""
         return self.least(view.running)
 
@@ -18,7 +18,7 @@ class LeastLoaded(OneByOne):
 class PowerOfTwo(OneByOne):
     """Ray Serve's default router."""
 
-    def place(self, live: Live, view: FleetView, now: float) -> int:
+    def place(self, _live: Live, view: FleetView, _now: float, /) -> int:
         """The less loaded of two."""
         pair = self.random.sample(range(view.replicas), min(2, view.replicas))
         return min(pair, key=view.running.__getitem__)

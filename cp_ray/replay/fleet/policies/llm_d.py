@@ -1,4 +1,4 @@
-"""`llm_d`: llm-d's precise prefix (weight 3), queue (2) and KV utilisation (2) scorers, best wins."""
+"""`llm_d`: llm-d's scorers: precise prefix (weight 3), queue (2), KV utilisation (2)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PREFIX, QUEUE, KV = 3.0, 2.0, 2.0
 class LlmD(OneByOne):
     """Each scorer gives 0 to 1; the queue's is relative to the longest and shortest of now."""
 
-    def place(self, live: Live, view: FleetView, now: float) -> int:
+    def place(self, live: Live, view: FleetView, _now: float, /) -> int:
         """Highest weighted sum."""
         held = view.held(live.pieces)
         longest, shortest = max(view.waiting), min(view.waiting)

@@ -10,7 +10,7 @@ from cp_ray.replay.fleet.view import FleetView
 class LMetric(OneByOne):
     """(prefill that waits + own missing tokens) x (running requests + 1)."""
 
-    def place(self, live: Live, view: FleetView, now: float) -> int:
+    def place(self, live: Live, view: FleetView, _now: float, /) -> int:
         """Least product."""
         held = view.held(live.pieces)
         return self.least(

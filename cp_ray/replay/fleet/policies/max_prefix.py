@@ -10,7 +10,7 @@ from cp_ray.replay.fleet.view import FleetView
 class MaxPrefix(OneByOne):
     """Below its threshold of matched tokens production-stack balances by load."""
 
-    def place(self, live: Live, view: FleetView, now: float) -> int:
+    def place(self, live: Live, view: FleetView, _now: float, /) -> int:
         """Among equals the least loaded."""
         held = view.held(live.pieces)
         most = max(held)

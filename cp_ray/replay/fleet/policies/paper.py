@@ -61,7 +61,7 @@ class Paper(OneByOne):
         """It is resident."""
         self._index.hear(Settled(live.request_id, live.cached, ok=True), now)
 
-    def evicted(self, replica: int, evictions: Sequence[Eviction]) -> None:
+    def evicted(self, _replica: int, evictions: Sequence[Eviction], /) -> None:
         """Forget what is no longer cached."""
         self._index.apply(EvictionReport(_ALL, 0, self._seq, tuple(evictions)))
         self._seq += 1

@@ -18,8 +18,8 @@ REBALANCE = 1.5
 class Preble(OneByOne):
     """Load: missing tokens sent in the window. The heaviest passes on when 1.5 x the lightest.
 
-    The eviction term needs Preble's per-GPU histogram; here it is the miss itself where the cache is
-    full, which is the same for all GPUs once they are warm, so it is left out.
+    The eviction term needs Preble's histogram of each GPU. Where caches are full it is about the
+    miss itself, the same for all GPUs, and is left out.
     """
 
     def __init__(self, seed: int, replicas: int) -> None:
@@ -27,7 +27,7 @@ class Preble(OneByOne):
         self._sent: deque[tuple[float, int, int]] = deque()
         self._load = [0] * replicas
 
-    def place(self, live: Live, view: FleetView, now: float) -> int:
+    def place(self, live: Live, view: FleetView, now: float, /) -> int:
         """Exploit or explore."""
         while self._sent and self._sent[0][0] < now - WINDOW_S:
             _, at, tokens = self._sent.popleft()

@@ -11,7 +11,7 @@ MATCH_RATE = 0.1
 
 
 class RayPrefix(OneByOne):
-    """The replicas of the longest prefix sent; a prompt that matches little goes to the smallest tree.
+    """The replicas of the longest prefix sent; what matches little goes to the smallest tree.
 
     Among several, Serve takes the shorter of two queues.
     """
@@ -20,7 +20,7 @@ class RayPrefix(OneByOne):
         super().__init__(seed)
         self._history = OwnHistory(replicas)
 
-    def place(self, live: Live, view: FleetView, now: float) -> int:
+    def place(self, live: Live, view: FleetView, _now: float, /) -> int:
         """Load counts only among candidates."""
         matched, holders = self._history.match(live.pieces)
         if holders and matched >= MATCH_RATE * live.prompt_tokens:

@@ -12,7 +12,7 @@ class RoundRobin(OneByOne):
 
     _next = 0
 
-    def place(self, live: Live, view: FleetView, now: float) -> int:
+    def place(self, _live: Live, view: FleetView, _now: float, /) -> int:
         """The next one."""
         self._next += 1
         return self._next % view.replicas

@@ -12,7 +12,7 @@ from cp_ray.replay.fleet.view import FleetView
 class SessionAffinity(OneByOne):
     """A request without a conversation is one of its own."""
 
-    def place(self, live: Live, view: FleetView, now: float) -> int:
+    def place(self, live: Live, view: FleetView, _now: float, /) -> int:
         """Load is not looked at."""
         key = live.job.request.conversation or str(live.request_id)
         return max(range(view.replicas), key=lambda at: blake2b(f"{key}|{at}".encode()).digest())

@@ -19,7 +19,7 @@ class Sglang(OneByOne):
         super().__init__(seed)
         self._history = OwnHistory(replicas)
 
-    def place(self, live: Live, view: FleetView, now: float) -> int:
+    def place(self, live: Live, view: FleetView, _now: float, /) -> int:
         """Below the threshold the least loaded (1.13; older releases: the smallest tree)."""
         most, least = max(view.running), min(view.running)
         chosen = -1

@@ -53,7 +53,7 @@ class WithoutJoint(CpRay):
 class _Sticky(Congestion):
     """A second of prefill costs so much that no wait is worth it."""
 
-    def price(self, shortest_wait_s: float) -> float:
+    def price(self, _shortest_wait_s: float, /) -> float:
         """Far above any wait."""
         return 1e6
 

@@ -16,6 +16,7 @@ import msgspec
 from cp_ray.core.distance import DEFAULT_ALPHA
 from cp_ray.core.fleet_load import FleetLoad
 from cp_ray.core.joint import CHUNK, lay_out
+from cp_ray.core.limits import Limits
 from cp_ray.core.memory import Memory
 from cp_ray.core.offline import OfflineOrders
 from cp_ray.core.placement import choose
@@ -34,11 +35,11 @@ from cp_ray.core.types import (
     ReplicaId,
     ReplicaInfo,
     ReplicaMessage,
-    RequestId,
     Routed,
     Settled,
     Step,
 )
+from cp_ray.core.window_order import fits, held_tokens, plan_in_turn
 
 REMEMBERED = 10_000
 """Evicted orders kept: some 1 KB each."""
@@ -56,7 +57,7 @@ class ContextIndex:
     """All trees, records, replicas and load; every public method leaves `check()` true.
 
     search: "exact" for serving, "paper" for Algorithm 1. max_records bounds memory: past it the
-    oldest record is forgotten. offline: orders to start warm from.
+    oldest record is forgotten. offline: orders to start warm from. limits: how far blocks move.
     """
 
     def __init__(
@@ -65,18 +66,28 @@ class ContextIndex:
         search: Literal["exact", "paper"] = "exact",
         max_records: int = 100_000,
         offline: OfflineOrders | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.alpha = alpha
         self.replicas = ReplicaTable()
         self.trust = TrustLedger()
         self.load = FleetLoad()
         self.offline = offline or OfflineOrders()
+        self.limits = limits or Limits()
         self._joint = search == "exact"
-        self._max_records = max_records
-        self._memory = Memory(RememberedOrders(REMEMBERED))
-        self.reuse = Reuse(search, alpha, self._memory, self.replicas, self.offline)
-        self._trees = self._memory.trees
-        self._records = self._memory.records
+        self.max_records = max_records
+        self.memory = Memory(RememberedOrders(REMEMBERED))
+        self.reuse = Reuse(
+            self.memory,
+            self.replicas,
+            self.offline,
+            search=search,
+            alpha=alpha,
+            limits=self.limits,
+        )
+        self.rest_order = self.reuse.rest_order
+        self._trees = self.memory.trees
+        self._records = self.memory.records
         self._counters: Counter[str] = Counter()
 
     def set_replicas(self, infos: Sequence[ReplicaInfo]) -> None:
@@ -90,30 +101,38 @@ class ContextIndex:
     def plan(
         self, requests: Sequence[PlanRequest], now: float, only: ReplicaId | None = None
     ) -> list[Step]:
-        """One step per request, in order; `Step.position` is its place in the order of sending.
+        """One step per request, in the order of sending; each sees those before it.
 
-        Requests planned together are laid out together. now: seconds, any origin, not decreasing.
+        Requests planned together are laid out together; a large window that does not fit beside
+        what is held goes held first. now: seconds, any origin, not decreasing.
         only: the replica is given (another router's choice); orders are planned for it.
         """
         for request_id in self.load.ledger.sweep(now):
             self._counters["leases_swept"] += 1
             record = self._records.get(request_id)
             if record is not None and record.state is State.PLANNED:
-                self._memory.remove(request_id)  # perhaps never prefilled: no report clears it
-        steps: dict[RequestId, Step] = {}
-        for start in range(0, len(requests), CHUNK):
-            for laid in self._lay_out(requests[start : start + CHUNK], now, only):
-                step = self._plan_one(laid, now, len(steps))
-                steps.setdefault(laid.request.request_id, step)
-        return [steps[request.request_id] for request in requests]
+                self.memory.remove(request_id)  # perhaps never prefilled: no report clears it
+        if len(requests) < 2 or not self._joint or only is not None:
+            return [self._plan_one(_Laid(request, only), now) for request in requests]
+        capacity = sum(info.capacity_tokens for info in self.replicas.live.values())
+        if len(requests) > CHUNK and not fits(requests, capacity):
+            return plan_in_turn(
+                requests,
+                capacity,
+                lambda one: held_tokens(one, self.memory, self.reuse.candidates),
+                lambda one: self._plan_one(_Laid(one), now),
+            )
+        return [
+            self._plan_one(laid, now)
+            for start in range(0, len(requests), CHUNK)
+            for laid in self._lay_out(requests[start : start + CHUNK], now)
+        ]
 
-    def _lay_out(
-        self, window: Sequence[PlanRequest], now: float, only: ReplicaId | None
-    ) -> Iterator[_Laid]:
+    def _lay_out(self, window: Sequence[PlanRequest], now: float) -> Iterator[_Laid]:
         """The window in the order of planning and sending."""
-        live = list(self.replicas.live.values())
-        if len(window) < 2 or not live or not self._joint or only is not None:
-            yield from (_Laid(request, only) for request in window)
+        live = [self.replicas.live[replica] for replica in self.replicas.usable]
+        if not live:
+            yield from (_Laid(request) for request in window)
             return
         prompts = [self.reuse.prompt(self.reuse.wanted(request)) for request in window]
 
@@ -125,19 +144,19 @@ class ContextIndex:
             followers = tuple(window[j].context for j in place.followers)
             yield _Laid(window[place.request], live[place.replica].replica, followers)
 
-    def _plan_one(self, laid: _Laid, now: float, position: int) -> Step:
+    def _plan_one(self, laid: _Laid, now: float) -> Step:
         request = laid.request
         name = request.request_id
         self._counters["planned"] += 1
         if not self.replicas.live or name in self._records:
             self._counters["passed_through"] += 1
-            return Step(name, request.context, None, "", (), 0, "passthrough", 0.0, position)
+            return Step(name, request.context, None, "", (), 0, "passthrough")
         wanted = self.reuse.wanted(request)
         held = self.reuse.held(wanted)
         options = [
             self.load.option(info, held[replica].tokens, wanted.total - held[replica].tokens, now)
             for replica, info in self.replicas.live.items()
-            if laid.replica in (None, replica)
+            if (laid.replica or replica) == replica and replica in held
         ]
         price = self.load.congestion.price(min(option.wait_s for option in options))
         option = choose(options, price)
@@ -161,7 +180,6 @@ class ContextIndex:
             reused_tokens=predicted,
             reason="holder" if predicted else "load",
             estimated_ttft_s=work.ttft_s,
-            position=position,
         )
 
     def hear(self, feedback: Feedback, now: float) -> None:
@@ -177,7 +195,7 @@ class ContextIndex:
             if record is None:
                 self._counters["unknown_feedback"] += 1
             elif not feedback.ok:
-                self._memory.remove(request)
+                self.memory.remove(request)
             else:
                 record.state = State.RESIDENT
                 self._audit(feedback, record)
@@ -207,11 +225,11 @@ class ContextIndex:
         info = self.replicas.live.get(feedback.replica)
         self.load.moved(feedback.request_id, info, record.tokens_left, now)
         if info is None:
-            self._memory.remove(feedback.request_id)
+            self.memory.remove(feedback.request_id)
             return
         record.predicted = 0
         bit = self.replicas.bit(feedback.replica)
-        self._memory.move(feedback.request_id, feedback.replica, bit)
+        self.memory.move(feedback.request_id, feedback.replica, bit)
 
     def apply(self, message: ReplicaMessage) -> bool:
         """Take a report or a dump; False when it was ignored or told that one was lost."""
@@ -222,17 +240,17 @@ class ContextIndex:
         if verdict is Verdict.NEW_EPOCH:
             self._forget(message.replica)
         if isinstance(message, Dump):
-            self._memory.keep_only(message.replica, message.held)
+            self.memory.keep_only(message.replica, message.held)
             self.trust.restore(message.replica)
             return True
         for eviction in message.evicted:
             record = self._records.get(eviction.request_id)
             if record is None or record.replica != message.replica:
                 self._counters["unknown_evictions"] += 1
-                self._memory.evicted_early(message.replica, eviction)
+                self.memory.evicted_early(message.replica, eviction)
                 continue
             self._counters["evictions"] += 1
-            self._memory.shrink(eviction.request_id, eviction.tokens_left)
+            self.memory.shrink(eviction.request_id, eviction.tokens_left)
         return verdict is Verdict.APPLY
 
     def dump_requests(self, now: float) -> tuple[DumpRequest, ...]:
@@ -256,14 +274,14 @@ class ContextIndex:
 
     def _remember(self, request: PlanRequest, record: Record, planned: Context) -> None:
         bit = self.replicas.bit(record.replica)
-        self._memory.remember(request.request_id, record, planned, bit)
-        if len(self._records) > self._max_records:
+        self.memory.remember(request.request_id, record, planned, bit)
+        if len(self._records) > self.max_records:
             self._counters["records_over_capacity"] += 1
-            self._memory.remove(next(iter(self._records)))
+            self.memory.remove(next(iter(self._records)))
 
     def _forget(self, replica: ReplicaId) -> None:
         """Believe nothing of the replica any more; its running requests keep their load."""
-        self._memory.forget(replica)
+        self.memory.forget(replica)
         self.trust.restore(replica)
         self._counters["replicas_forgotten"] += 1
 
@@ -273,5 +291,5 @@ class ContextIndex:
         self.trust.check()
         self.load.check()
         self.offline.check()
-        self.reuse.rest_order.check()
-        self._memory.check(self.replicas)
+        self.rest_order.check()
+        self.memory.check(self.replicas)

@@ -7,20 +7,16 @@ from typing import Literal
 
 import msgspec
 
+from cp_ray.core.interned import interned
 from cp_ray.core.joint import Prompt, shared_first
+from cp_ray.core.limits import Limits, limited_search
 from cp_ray.core.memory import Memory
 from cp_ray.core.offline import OfflineOrders
 from cp_ray.core.ordering import order
 from cp_ray.core.path import best_path
 from cp_ray.core.replicas import ReplicaTable
 from cp_ray.core.rest_order import RestOrder
-from cp_ray.core.search import (
-    Candidate,
-    best_per_holder,
-    exact_search,
-    fixed_search,
-    greedy_search,
-)
+from cp_ray.core.search import Candidate, best_per_holder, fixed_search, greedy_search
 from cp_ray.core.types import BlockId, Context, PlanRequest, ReplicaId
 
 
@@ -45,13 +41,16 @@ class Reuse:
 
     def __init__(
         self,
-        search: Literal["exact", "paper"],
-        alpha: float,
         memory: Memory,
         replicas: ReplicaTable,
         offline: OfflineOrders,
+        *,
+        search: Literal["exact", "paper"],
+        alpha: float,
+        limits: Limits,
     ) -> None:
-        self.rest_order = RestOrder()
+        self.rest_order = RestOrder(limits=limits)
+        self._limits = limits
         self._search = search
         self._alpha = alpha
         self._memory = memory
@@ -62,13 +61,13 @@ class Reuse:
         """The request with the known prefixes that it could begin with."""
         tokens = dict(zip(request.context, request.block_tokens, strict=True))
         total = request.head_tokens + sum(request.block_tokens) + request.tail_tokens
-        return Wanted(request, tokens, total, self._candidates(request, tokens))
+        return Wanted(request, tokens, total, self.candidates(request, tokens))
 
     def held(self, wanted: Wanted) -> dict[ReplicaId, Held]:
         """What each live replica has of it."""
         matches = best_per_holder(wanted.candidates, self._replicas.mask)
         found = {}
-        for replica in self._replicas.live:
+        for replica in self._replicas.usable:
             match = matches.get(self._replicas.bit(replica))
             found[replica] = Held(match, self._reusable(wanted.request, replica, match))
         return found
@@ -96,29 +95,30 @@ class Reuse:
         """
         request, tokens = wanted.request, wanted.tokens
         if not request.movable:
-            return request.context, 0
+            return tuple(map(interned, request.context)), 0
         candidates = wanted.candidates
         if not candidates:
-            candidates = exact_search(self._offline.root, request.context, tokens)
+            candidates = limited_search(self._offline.root, request.context, tokens, self._limits)
         path = best_path(candidates, self._replicas.bit(replica), self.rest_order.trust)
         given_up = held.match.tokens - path.held_tokens if held.match else 0
         if self._search == "paper":
-            return order(request.context, path.prefix), given_up
+            return order(tuple(map(interned, request.context)), path.prefix), given_up
         prefix = path.prefix
-        if followers:
+        if followers and not self._limits.bind:
             prefix = shared_first(request.context, prefix, followers, tokens)
         return self.rest_order.arrange(request.context, prefix, tokens), given_up
 
-    def _candidates(self, request: PlanRequest, tokens: dict[BlockId, int]) -> list[Candidate]:
+    def candidates(self, request: PlanRequest, tokens: dict[BlockId, int]) -> list[Candidate]:
+        """Known prefixes that the request could begin with. tokens: of each block."""
         tree = self._memory.trees.get(request.head)
         if tree is None:
             return []
         if not request.movable:
             return fixed_search(tree.root, request.context, tokens)
-        if self._search == "paper":
+        if self._search == "paper" and not self._limits.bind:
             return greedy_search(tree.root, request.context, tokens, self._alpha)
         familiar = self.rest_order.popular
-        return exact_search(tree.root, request.context, tokens, remembered=familiar)
+        return limited_search(tree.root, request.context, tokens, self._limits, familiar)
 
     def _reusable(self, request: PlanRequest, replica: ReplicaId, match: Candidate | None) -> int:
         """Leading prompt tokens that `replica` should have of this request."""

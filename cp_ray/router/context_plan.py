@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cp_ray.config import AppConfig
-from cp_ray.core.scheduling import in_position
+from cp_ray.core.scheduling import with_positions
 from cp_ray.core.types import PlanRequest, RequestId, Settled, Step
 from cp_ray.errors import InvalidRequest
 from cp_ray.router.api import ChatRequest
@@ -83,13 +83,12 @@ async def _plan(
     index_of = {item.plan.request_id: index for index, item in enumerate(prepared)}
     plans: list[dict[str, Any]] = [{} for _ in prepared]
     order = []
-    for group in in_position(steps):
-        for position, step in enumerate(group):
-            index = index_of[step.request_id]
-            item = prepared[index]
-            finished = service.assembler.finish(item, step.context)
-            plans[index] = _shown(requests[index], item, step, position, finished)
-            order.append(index)
+    for step, position in with_positions(steps):
+        index = index_of[step.request_id]
+        item = prepared[index]
+        finished = service.assembler.finish(item, step.context)
+        plans[index] = _shown(item, step, position, finished)
+        order.append(index)
     return plans, order
 
 
@@ -102,23 +101,19 @@ async def _steps(service: Service, requests: list[PlanRequest], reuse: Reuse) ->
     return steps
 
 
-def _shown(
-    request: ChatRequest, prepared: Prepared, step: Step, position: int, finished: Finished
-) -> dict[str, Any]:
-    last = max(i for i, message in enumerate(request.messages) if message.role == "user")
-    messages: list[dict[str, Any]] = [
-        message.model_dump(exclude_none=True) for message in request.messages
-    ]
-    if prepared.record is not None:
-        users = [i for i, message in enumerate(request.messages) if message.role == "user"]
-        for index, turn in zip(users, prepared.record.turns[:-1], strict=False):
-            messages[index]["content"] = "".join(turn.pieces)
-    messages[last]["content"] = "".join(finished.user)
-    annotated = len(finished.user) > len(prepared.blocks) + 1
-    ordered = [request.documents[prepared.sources[block].position] for block in step.context]
+def _shown(prepared: Prepared, step: Step, position: int, finished: Finished) -> dict[str, Any]:
+    request = prepared.request
+    given = request.messages if isinstance(request, ChatRequest) else ()
+    messages = [message.model_dump(exclude_none=True) for message in given]
+    users = [index for index, message in enumerate(given) if message.role == "user"]
+    for index, turn in zip(users, prepared.earlier, strict=False):
+        messages[index]["content"] = "".join(turn.pieces)
+    messages[users[-1]]["content"] = "".join(finished.user)
+    places = [origin.position for block in step.context for origin in prepared.origins[block]]
+    ordered = [request.documents[place] for place in places if place is not None]
     return {
         "documents": [document.model_dump(exclude_none=True) for document in ordered],
-        "annotation": finished.user[-2] if annotated else "",
+        "annotation": finished.annotation,
         "messages": messages,
         "group": step.branch,
         "position": position,

@@ -1,19 +1,22 @@
-"""Store: two streams of messages and the conversation records in Redis, and nothing else.
+"""Store: two streams of messages, the conversation records and the index's journal in Redis.
 
 Keys: `cp:{app}:reports` (engines to index) and `cp:{app}:dump_requests` (index to engines), both
-streams with the field `p`; `cp:{app}:record:{key}` (bytes, with a TTL).
+streams with the field `p`; `cp:{app}:record:{key}` (bytes, with a TTL); the journal's are told in
+`store/journal.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import redis.asyncio as aioredis
 
 from cp_ray.errors import ConfigError
 from cp_ray.store.connection import check_server, faults_as_unavailable, open_client
+from cp_ray.store.journal import Journal
 
 CALL_TIMEOUT_S = 1.0
 MAX_REPORTS = 100_000
@@ -103,6 +106,32 @@ class Store:
     async def put_record(self, key: str, value: bytes, ttl_s: int) -> None:
         """Write the record; it expires `ttl_s` seconds from now."""
         await self._bounded(self._client.set(f"{self._prefix}record:{key}", value, ex=ttl_s))
+
+    async def get_records(self, keys: Sequence[str], ttl_s: int) -> list[bytes | None]:
+        """Read several records; each found expires `ttl_s` seconds from now."""
+        pipe = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipe.getex(f"{self._prefix}record:{key}", ex=ttl_s)
+        values: list[bytes | None] = await self._bounded(pipe.execute())
+        return values
+
+    async def put_records(self, values: Mapping[str, bytes], ttl_s: int) -> None:
+        """Write several records, in order; they expire `ttl_s` seconds from now."""
+        pipe = self._client.pipeline(transaction=False)
+        for key, value in values.items():
+            pipe.set(f"{self._prefix}record:{key}", value, ex=ttl_s)
+        await self._bounded(pipe.execute())
+
+    async def count_keys(self) -> int:
+        """Keys of this application; may take long on a large server."""
+        count = 0
+        async for _ in self._client.scan_iter(f"{self._prefix}*", count=1000):
+            count += 1
+        return count
+
+    async def journal(self) -> Journal:
+        """Begin a new incarnation of the index's journal."""
+        return await Journal.open(self._client, self._bounded, self._prefix)
 
     async def close(self) -> None:
         """Close all connections; a second call does nothing."""

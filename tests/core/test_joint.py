@@ -56,7 +56,7 @@ def regret(seed: int) -> float:
     planned = total_of(
         [
             (asked[step.request_id], step.context, REPLICAS.index(step.replica or REPLICAS[0]))
-            for step in sorted(steps, key=lambda step: step.position)
+            for step in steps
         ],
         held,
     )

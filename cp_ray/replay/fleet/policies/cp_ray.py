@@ -38,7 +38,7 @@ class CpRay:
         for live in window:
             drop_repeated(live)
         steps = self.index.plan([self.asked(live) for live in window], now)
-        for step in sorted(steps, key=lambda step: step.position):
+        for step in steps:
             live = asked[step.request_id]
             self.send(live, step)
             yield live

@@ -15,7 +15,7 @@ ARGS ?=
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: demo demo-chaos test check chaos fuzz bench bench-overhead bench-recovery format venv clean
+.PHONY: demo demo-chaos test check chaos fuzz bench bench-fleet bench-overhead bench-recovery format venv clean
 
 demo: venv
 	$(BIN)/python -m cp_ray.demo $(ARGS)
@@ -48,6 +48,10 @@ bench: venv
 
 bench-recovery: venv
 	$(BIN)/python -m benchmarks.recovery $(ARGS)
+
+bench-fleet: venv
+	$(BIN)/python -m benchmarks.fleet $(ARGS)
+	$(BIN)/python -m benchmarks.fleet --report out/fleet
 
 bench-overhead: venv
 	$(BIN)/python -m benchmarks.overhead $(ARGS)

@@ -105,7 +105,7 @@ class ContextIndex:
 
         Requests planned together are laid out together; a large window that does not fit beside
         what is held goes held first. now: seconds, any origin, not decreasing.
-        only: the replica is given (another router's choice); orders are planned for it.
+        only: a usable replica (another router's choice); orders are planned for it.
         """
         for request_id in self.load.ledger.sweep(now):
             self._counters["leases_swept"] += 1
@@ -156,7 +156,7 @@ class ContextIndex:
         options = [
             self.load.option(info, held[replica].tokens, wanted.total - held[replica].tokens, now)
             for replica, info in self.replicas.live.items()
-            if (laid.replica or replica) == replica and replica in held
+            if replica in held and laid.replica in (None, replica)
         ]
         price = self.load.congestion.price(min(option.wait_s for option in options))
         option = choose(options, price)

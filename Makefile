@@ -15,12 +15,8 @@ ARGS ?=
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-<<<<<<< HEAD
-.PHONY: demo demo-chaos test check chaos fuzz bench bench-fleet bench-overhead bench-recovery format venv clean
-=======
-.PHONY: demo demo-chaos test check chaos fuzz bench bench-overhead bench-recovery test-gpu-harness-0251 \
+.PHONY: demo demo-chaos test check chaos fuzz bench bench-fleet bench-overhead bench-recovery test-gpu-harness-0251 \
 	format venv clean
->>>>>>> main
 
 demo: venv
 	$(BIN)/python -m cp_ray.demo $(ARGS)

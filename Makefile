@@ -15,7 +15,7 @@ ARGS ?=
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: demo demo-chaos test check chaos fuzz cluster-test docs bench bench-overhead \
+.PHONY: demo demo-chaos test check chaos fuzz cluster-test docs bench bench-fleet bench-overhead \
   bench-recovery test-gpu-harness-0251 format venv clean
 
 demo: venv
@@ -53,6 +53,10 @@ bench: venv
 
 bench-recovery: venv
 	$(BIN)/python -m benchmarks.recovery $(ARGS)
+
+bench-fleet: venv
+	$(BIN)/python -m benchmarks.fleet $(ARGS)
+	$(BIN)/python -m benchmarks.fleet --report out/fleet
 
 bench-overhead: venv
 	$(BIN)/python -m benchmarks.overhead $(ARGS)

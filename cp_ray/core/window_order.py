@@ -30,9 +30,8 @@ def plan_in_turn(
 
     capacity_tokens: of all live caches together. held: leading tokens that some replica has.
     """
-    window = sum(one.head_tokens + sum(one.block_tokens) + one.tail_tokens for one in requests)
     finds: dict[RequestId, int] = {}
-    if window >= TIGHT * capacity_tokens:
+    if not fits(requests, capacity_tokens):
         finds = {request.request_id: held(request) for request in requests}
         requests = sorted(requests, key=lambda one: finds[one.request_id], reverse=True)
     steps = [plan(request) for request in requests]
@@ -41,6 +40,12 @@ def plan_in_turn(
     for step in steps[len(warm) :]:
         cold.setdefault(step.branch, []).append(step)
     return warm + [step for siblings in cold.values() for step in siblings]
+
+
+def fits(requests: Sequence[PlanRequest], capacity_tokens: int) -> bool:
+    """Whether the window pushes out nothing that its own requests would find."""
+    window = sum(one.head_tokens + sum(one.block_tokens) + one.tail_tokens for one in requests)
+    return window < TIGHT * capacity_tokens
 
 
 def held_tokens(request: PlanRequest, memory: Memory, candidates: Candidates) -> int:

@@ -39,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     _bench_conversations(
         bench.add_parser("conversations", help="reuse across turns, beside its ceilings")
     )
+    _bench_fleet(bench.add_parser("fleet", help="routing policies, many replicas, virtual time"))
     _bench_engine(bench.add_parser("engine", help="a trace through a real engine"))
     return parser
 
@@ -201,6 +202,13 @@ def _bench_conversations(parser: argparse.ArgumentParser) -> None:
         return run_conversations(args)
 
     parser.set_defaults(run=run)
+
+
+def _bench_fleet(parser: argparse.ArgumentParser) -> None:
+    from cp_ray.replay.fleet.command import add_arguments, run_fleet
+
+    add_arguments(parser)
+    parser.set_defaults(run=run_fleet)
 
 
 def _bench_engine(parser: argparse.ArgumentParser) -> None:

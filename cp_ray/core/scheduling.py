@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -23,17 +22,6 @@ def in_lanes(sequence: Sequence[T], lanes: int) -> list[T]:
     return [stretch[turn] for turn in range(length) for stretch in stretches if turn < len(stretch)]
 
 
-def with_positions(steps: Sequence[Step]) -> list[tuple[Step, int]]:
-    """Steps as planned, each with its place among those of its branch."""
-    sent: Counter[str] = Counter()
-    placed = []
-    for step in steps:
-        branch = step.branch or f"\0{step.request_id}"
-        placed.append((step, sent[branch]))
-        sent[branch] += 1
-    return placed
-
-
 def schedule(steps: Sequence[Step]) -> list[list[Step]]:
     """Groups of one branch each, largest group first; in a group, longest search path first.
 
@@ -46,3 +34,11 @@ def schedule(steps: Sequence[Step]) -> list[list[Step]]:
     for group in groups.values():
         group.sort(key=lambda step: len(step.search_path), reverse=True)
     return sorted(groups.values(), key=len, reverse=True)
+
+
+def in_position(steps: Sequence[Step]) -> list[list[Step]]:
+    """Online: as the window was laid out (`joint`), all in one group.
+
+    Algorithm 5 would send other requests first than those planned to bring the prefixes.
+    """
+    return [sorted(steps, key=lambda step: step.position)] if steps else []

@@ -44,6 +44,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     search_path: slots from the root of the head's tree (paper 4.2), valid when returned.
     reused_tokens: prompt tokens the replica should find cached, in whole engine blocks.
     reason: "holder" (has some of the prefix), "load" (nothing to reuse) or "passthrough".
+    estimated_ttft_s: seconds until the first token, should the replica do as usual.
+    position: place in the order of sending of those planned together.
     """
 
     request_id: RequestId
@@ -53,6 +55,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     search_path: tuple[int, ...]
     reused_tokens: int
     reason: str
+    estimated_ttft_s: float = 0.0
+    position: int = 0
 
 
 class ReplicaInfo(msgspec.Struct, frozen=True, array_like=True):

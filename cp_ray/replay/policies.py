@@ -18,7 +18,7 @@ from cp_ray.core.dedup import deduplicate
 from cp_ray.core.index import ContextIndex
 from cp_ray.core.limits import Limits
 from cp_ray.core.merging import THOROUGH, merge, steps
-from cp_ray.core.scheduling import schedule
+from cp_ray.core.scheduling import in_position, schedule
 from cp_ray.core.types import (
     BlockId,
     Context,
@@ -177,24 +177,24 @@ class Indexed(AsTheyCame):
         limits: Limits | None = None,
     ) -> None:
         self._index = ContextIndex(search=search, max_records=_NO_LIMIT, limits=limits)
-        self._by_branch = search == "paper"
+        self._sequence = schedule if search == "paper" else in_position
         self._index.set_replicas([ReplicaInfo(_REPLICA, 1, capacity_tokens or _NO_LIMIT)])
         self._now = 0.0
         self._seq = 0
 
     def plan(self, window: Sequence[TraceRequest]) -> list[Sent]:
-        """Order each context behind what the replica holds; `paper` then schedules the window.
+        """Order each context behind what the replica holds, then sequence the window.
 
+        By Algorithm 5 for `paper`; as laid out for `online`.
         Blocks that the conversation's earlier turns hold are left out (Algorithm 3).
         """
         self._now += 1.0
         asked = {request.request_id: request for request in window}
         steps = self._index.plan([_plan_request(request) for request in window], self._now)
-        if self._by_branch:
-            steps = [step for group in schedule(steps) for step in group]
         return [
             Sent(asked[step.request_id], step.context, _repeated(asked[step.request_id]))
-            for step in steps
+            for group in self._sequence(steps)
+            for step in group
         ]
 
     def settled(self, sent: Sent, cached_tokens: int) -> None:

@@ -11,7 +11,7 @@ import logging
 
 import msgspec
 
-from cp_ray.core.scheduling import with_positions
+from cp_ray.core.scheduling import in_position
 from cp_ray.core.types import PlanRequest, Settled, Step
 from cp_ray.router.ports import Planner
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """A step and its place among those sent at the same time. position: in its group."""
+    """A step and its place among those sent at the same time. position: in the order of sending."""
 
     step: Step
     position: int
@@ -89,12 +89,13 @@ class Window:
     async def _release(self, batch: list[_Waiting]) -> None:
         by_id = {waiting.request.request_id: waiting for waiting in batch}
         steps = await plan_or_pass(self._planner, [waiting.request for waiting in batch])
-        for step, position in with_positions(steps):
-            waiting = by_id[step.request_id]
-            if waiting.answer.done():
-                self._abandon(waiting)
-            else:
-                waiting.answer.set_result(Planned(step, position))
+        for group in in_position(steps):
+            for position, step in enumerate(group):
+                waiting = by_id[step.request_id]
+                if waiting.answer.done():
+                    self._abandon(waiting)
+                else:
+                    waiting.answer.set_result(Planned(step, position))
 
     def _abandon(self, waiting: _Waiting) -> None:
         """The client left: free what the plan reserved."""

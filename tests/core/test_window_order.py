@@ -1,4 +1,4 @@
-"""In which order a window is planned and sent."""
+"""Which requests of a window are laid out first."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cp_ray.core.types import (
     ReplicaInfo,
     RequestId,
     Settled,
-    Step,
 )
+from cp_ray.core.window_order import held_first
 
 SIZE = 100
 
@@ -20,58 +20,48 @@ SIZE = 100
 def request(name: str, *blocks: str, head: str = "h", before: str | None = None) -> PlanRequest:
     context = tuple(BlockId(block) for block in blocks)
     predecessor = RequestId(before) if before else None
-    head_tokens = 500 if before else 10
+    head_tokens = 250 if before else 10
     sizes = (SIZE,) * len(context)
     return PlanRequest(
         RequestId(name), HeadId(head), head_tokens, context, sizes, 5, predecessor=predecessor
     )
 
 
-def warm(capacity: int) -> ContextIndex:
+def warm() -> ContextIndex:
     """One replica that holds x y z."""
     index = ContextIndex()
-    index.set_replicas([ReplicaInfo(ReplicaId("r"), 1, capacity)])
+    index.set_replicas([ReplicaInfo(ReplicaId("r"), 1, 1500)])
     index.plan([request("first", "x", "y", "z")], 0.0)
     index.hear(Settled(RequestId("first"), 0, ok=True), 0.0)
     return index
 
 
-def names(steps: list[Step]) -> list[str]:
-    return [step.request_id for step in steps]
-
-
 WINDOW = [
     request("cold", "a", "b"),
     request("one", "x", "c", "d"),
+    request("turn", "q", head="h2", before="first"),
     request("cousin", "e", "f"),
     request("three", "z", "y", "x"),
-    request("sibling", "b", "a"),
 ]
 
 
-def test_a_window_that_pushes_out_what_is_held_goes_held_first_and_cold_siblings_together() -> None:
-    index = warm(capacity=1500)
+def names(capacity: int) -> list[str]:
+    held = warm().reuse.most_held
+    return [one.request_id for one in held_first(WINDOW, capacity, held)]
+
+
+def test_a_window_that_pushes_out_what_is_held_goes_held_first() -> None:
+    # Of the later turn 250 tokens are held: its conversation so far.
+    assert names(1500) == ["three", "turn", "one", "cold", "cousin"]
+
+
+def test_a_window_that_fits_stays_as_it_came() -> None:
+    assert names(1_000_000) == ["cold", "one", "turn", "cousin", "three"]
+
+
+def test_steps_come_back_in_the_order_asked_and_say_in_which_they_go() -> None:
+    index = warm()
     steps = index.plan(WINDOW, 1.0)
-    assert names(steps) == ["three", "one", "cold", "sibling", "cousin"]
     index.check()
-
-
-def test_a_window_that_fits_is_planned_as_it_came_and_sent_siblings_together() -> None:
-    steps = warm(capacity=1_000_000).plan(WINDOW, 1.0)
-    assert names(steps) == ["cold", "sibling", "one", "three", "cousin"]
-
-
-def test_a_later_turn_counts_what_is_held_of_its_conversation() -> None:
-    index = warm(capacity=600)
-    turns = [request("new", "x"), request("turn", "q", head="h2", before="first")]
-    assert names(index.plan(turns, 1.0)) == ["turn", "new"]
-
-
-def test_followers_never_overtake_the_request_that_brings_their_prefix() -> None:
-    index = warm(capacity=1500)
-    steps = index.plan(WINDOW, 1.0)
-    sent: list[tuple[BlockId, ...]] = [(BlockId("x"), BlockId("y"), BlockId("z"))]
-    for step in steps:
-        counted = max(0, step.reused_tokens - 10) // SIZE
-        assert not counted or any(one[:counted] == step.context[:counted] for one in sent)
-        sent.append(step.context)
+    assert [step.request_id for step in steps] == [one.request_id for one in WINDOW]
+    assert sorted(step.position for step in steps) == [0, 1, 2, 3, 4]

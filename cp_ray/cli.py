@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _bench_fleet(bench.add_parser("fleet", help="routing policies, many replicas, virtual time"))
     _bench_engine(bench.add_parser("engine", help="a trace through a real engine"))
+    _bench_serve(bench.add_parser("serve", help="the whole application under steady load"))
     return parser
 
 
@@ -143,6 +144,24 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
         if args.config:
             check_serve_config(args.config)
         return show(diagnose(parse_settings(args.settings)), as_json=args.json)
+
+    parser.set_defaults(run=run)
+
+
+def _bench_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--soak", action="store_true", required=True, help="does anything grow?")
+    parser.add_argument("--seconds", type=float, default=600.0, help="of steady load")
+    parser.add_argument("--replicas", type=int, default=2, help="simulated engines")
+    parser.add_argument("--concurrency", type=int, default=16, help="clients that find the limit")
+    parser.add_argument("--load", type=float, default=0.8, help="share of that limit")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+
+    def run(args: argparse.Namespace) -> int:
+        from cp_ray.demo.soak import SoakOptions, run_soak, show
+
+        options = SoakOptions(args.seconds, args.replicas, args.concurrency, args.load, args.seed)
+        return show(run_soak(options), as_json=args.json)
 
     parser.set_defaults(run=run)
 

@@ -75,7 +75,7 @@ class ContextIndex:
         self.load = FleetLoad()
         self.offline = offline or OfflineOrders()
         self._joint = search == "exact"
-        self._max_records = max_records
+        self.max_records = max_records
         self.memory = Memory(RememberedOrders(REMEMBERED))
         limits = limits or Limits()
         self.reuse = Reuse(
@@ -121,7 +121,7 @@ class ContextIndex:
         self, window: Sequence[PlanRequest], now: float, only: ReplicaId | None
     ) -> Iterator[_Laid]:
         """The window in the order of planning and sending."""
-        live = list(self.replicas.live.values())
+        live = [self.replicas.live[replica] for replica in self.replicas.usable]
         if len(window) < 2 or not live or not self._joint or only is not None:
             yield from (_Laid(request, only) for request in window)
             return
@@ -146,8 +146,8 @@ class ContextIndex:
         held = self.reuse.held(wanted)
         options = [
             self.load.option(info, held[replica].tokens, wanted.total - held[replica].tokens, now)
-            for replica, info in self.replicas.live.items()
-            if laid.replica in (None, replica)
+            for replica in ((laid.replica,) if laid.replica else self.replicas.usable)
+            for info in (self.replicas.live[replica],)
         ]
         price = self.load.congestion.price(min(option.wait_s for option in options))
         option = choose(options, price)
@@ -267,7 +267,7 @@ class ContextIndex:
     def _remember(self, request: PlanRequest, record: Record, planned: Context) -> None:
         bit = self.replicas.bit(record.replica)
         self.memory.remember(request.request_id, record, planned, bit)
-        if len(self._records) > self._max_records:
+        if len(self._records) > self.max_records:
             self._counters["records_over_capacity"] += 1
             self.memory.remove(next(iter(self._records)))
 

@@ -77,15 +77,19 @@ class Memory:
             del self.trees[record.head]
         self._on_replica[record.replica].discard(request)
 
+    def requests_on(self, replica: ReplicaId) -> list[RequestId]:
+        """What is on a replica, in no order."""
+        return list(self._on_replica.get(replica, ()))
+
     def forget(self, replica: ReplicaId) -> None:
         """Forget all that is on a replica."""
-        for request in list(self._on_replica.get(replica, ())):
+        for request in self.requests_on(replica):
             self.remove(request)
         self._on_replica.pop(replica, None)
 
     def keep_only(self, replica: ReplicaId, held: Mapping[RequestId, int]) -> None:
         """Of what is on a replica keep what a dump lists, at most as much of it."""
-        for request in list(self._on_replica.get(replica, ())):
+        for request in self.requests_on(replica):
             if request in held:
                 self.shrink(request, held[request])
             else:

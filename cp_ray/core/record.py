@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Mapping
 from enum import Enum
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import msgspec
 
@@ -40,6 +40,11 @@ class Record(msgspec.Struct, gc=False):
         """Leading blocks that lie wholly in `tokens_left`; -1 when the head does not."""
         behind_head = self.tokens_left - self.head_tokens
         return bisect_right(self.ends, behind_head) if behind_head >= 0 else -1
+
+    def block_tokens(self, count: int) -> tuple[int, ...]:
+        """Tokens of each of the first `count` blocks."""
+        ends = [0, *self.ends[:count]]
+        return tuple([end - start for start, end in pairwise(ends)])
 
 
 def record_of(

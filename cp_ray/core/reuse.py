@@ -82,9 +82,10 @@ class Reuse:
         return max((one.tokens for one in self.held(self.wanted(request)).values()), default=0)
 
     def prompt(self, wanted: Wanted) -> Prompt:
-        """The request as `joint.lay_out` takes it; replicas in the order of the live set."""
+        """The request as `joint.lay_out` takes it; replicas in the order of those usable."""
         request = wanted.request
-        held = list(self.held(wanted).values())
+        found = self.held(wanted)
+        held = [found[replica] for replica in self._replicas.usable]
         return Prompt(
             request.head,
             request.head_tokens,

@@ -123,7 +123,7 @@ def _agents(path: Path, requests: int | None) -> Workload:
     folder = path if path.is_dir() else path.parent
     own = (folder / "blocks.tsv.gz").exists() or (folder / "blocks.tsv").exists()
     blocks = block_lengths(folder if own else folder.parent / folder.name.removeprefix("coa_"))
-    jobs = []
+    jobs: list[Job] = []
     for number, text in numbered_lines(trace_file(path)):
         if len(jobs) == requests:
             break

@@ -108,7 +108,7 @@ class ContextIndex:
                 self.memory.remove(request_id)  # perhaps never prefilled: no report clears it
         steps: dict[RequestId, Step] = {}
         in_turn = requests
-        if self._joint and only is None:
+        if len(requests) > 1 and self._joint and only is None:
             capacity = sum(info.capacity_tokens for info in self.replicas.live.values())
             in_turn = held_first(requests, capacity, self.reuse.most_held)
         for start in range(0, len(in_turn), CHUNK):

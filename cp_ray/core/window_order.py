@@ -23,7 +23,7 @@ def held_first(
     capacity_tokens: of all live caches together. held: leading tokens that some replica has.
     """
     window = sum(one.head_tokens + sum(one.block_tokens) + one.tail_tokens for one in requests)
-    if len(requests) < 2 or window < TIGHT * capacity_tokens:
+    if window < TIGHT * capacity_tokens:
         return requests
     finds: dict[RequestId, int] = {request.request_id: held(request) for request in requests}
     return sorted(requests, key=lambda one: finds[one.request_id], reverse=True)

@@ -169,7 +169,14 @@ class AppConfig(BaseModel):
     # The simulated engine (engine=simulated), and the size of every cache that is capped.
     cache_tokens: int | None = Field(default=None, ge=64, description="KV cache of one replica")
     page_size: int = Field(default=16, ge=1, description="simulated engine's cache block, tokens")
-    prefill_tokens_per_s: float = Field(default=20_000.0, gt=0)
+    simulated_device: str = Field(
+        default="h200-qwen3-32b",
+        description="whose measured prefill times it has (cp_ray/workers/curves); where none were "
+        "measured, 20,000 tokens/s are assumed, and it says so",
+    )
+    prefill_tokens_per_s: float | None = Field(
+        default=None, gt=0, description="a constant rate in place of the measured curve"
+    )
     decode_tokens_per_s: float = Field(default=100.0, gt=0)
 
     @model_validator(mode="before")

@@ -40,7 +40,7 @@ from cp_ray.core.types import (
     Settled,
     Step,
 )
-from cp_ray.core.window_order import fits, held_tokens, plan_in_turn
+from cp_ray.core.window_order import held_first
 
 REMEMBERED = 10_000
 """Evicted orders kept: some 1 KB each."""
@@ -82,7 +82,7 @@ class ContextIndex:
         self.reuse = Reuse(
             self.memory,
             self.replicas,
-            self.offline,
+            offline=self.offline,
             search=search,
             alpha=alpha,
             limits=self.limits,
@@ -118,17 +118,11 @@ class ContextIndex:
         if len(requests) < 2 or not self._joint or only is not None:
             return [self._plan_one(_Laid(request, only), now) for request in requests]
         capacity = sum(info.capacity_tokens for info in self.replicas.live.values())
-        if len(requests) > CHUNK and not fits(requests, capacity):
-            return plan_in_turn(
-                requests,
-                capacity,
-                lambda one: held_tokens(one, self.memory, self.reuse.candidates),
-                lambda one: self._plan_one(_Laid(one), now),
-            )
+        in_turn = held_first(requests, capacity, self.reuse.most_held)
         return [
             self._plan_one(laid, now)
-            for start in range(0, len(requests), CHUNK)
-            for laid in self._lay_out(requests[start : start + CHUNK], now)
+            for start in range(0, len(in_turn), CHUNK)
+            for laid in self._lay_out(in_turn[start : start + CHUNK], now)
         ]
 
     def _lay_out(self, window: Sequence[PlanRequest], now: float) -> Iterator[_Laid]:

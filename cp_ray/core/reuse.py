@@ -43,8 +43,8 @@ class Reuse:
         self,
         memory: Memory,
         replicas: ReplicaTable,
-        offline: OfflineOrders,
         *,
+        offline: OfflineOrders,
         search: Literal["exact", "paper"],
         alpha: float,
         limits: Limits,
@@ -72,10 +72,15 @@ class Reuse:
             found[replica] = Held(match, self._reusable(wanted.request, replica, match))
         return found
 
+    def most_held(self, request: PlanRequest) -> int:
+        """Leading tokens of the prompt that some replica has."""
+        return max((one.tokens for one in self.held(self.wanted(request)).values()), default=0)
+
     def prompt(self, wanted: Wanted) -> Prompt:
-        """The request as `joint.lay_out` takes it; replicas in the order of the live set."""
+        """The request as `joint.lay_out` takes it; replicas in the order of those usable."""
         request = wanted.request
-        held = list(self.held(wanted).values())
+        found = self.held(wanted)
+        held = [found[replica] for replica in self._replicas.usable]
         return Prompt(
             request.head,
             request.head_tokens,
@@ -94,19 +99,20 @@ class Reuse:
         followers: contexts that come next to that replica; what they share stands first.
         """
         request, tokens = wanted.request, wanted.tokens
+        ranked = tuple(map(interned, request.context))
         if not request.movable:
-            return tuple(map(interned, request.context)), 0
+            return ranked, 0
         candidates = wanted.candidates
         if not candidates:
-            candidates = limited_search(self._offline.root, request.context, tokens, self._limits)
+            candidates = limited_search(self._offline.root, ranked, tokens, self._limits)
         path = best_path(candidates, self._replicas.bit(replica), self.rest_order.trust)
         given_up = held.match.tokens - path.held_tokens if held.match else 0
         if self._search == "paper":
-            return order(tuple(map(interned, request.context)), path.prefix), given_up
+            return order(ranked, path.prefix), given_up
         prefix = path.prefix
-        if followers and not self._limits.bind:
-            prefix = shared_first(request.context, prefix, followers, tokens)
-        return self.rest_order.arrange(request.context, prefix, tokens), given_up
+        if followers:
+            prefix = self._limits.leading(ranked, shared_first(ranked, prefix, followers, tokens))
+        return self.rest_order.arrange(ranked, prefix, tokens), given_up
 
     def candidates(self, request: PlanRequest, tokens: dict[BlockId, int]) -> list[Candidate]:
         """Known prefixes that the request could begin with. tokens: of each block."""

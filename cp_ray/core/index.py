@@ -17,7 +17,7 @@ from cp_ray.core.distance import DEFAULT_ALPHA
 from cp_ray.core.fleet_load import FleetLoad
 from cp_ray.core.joint import CHUNK, lay_out
 from cp_ray.core.limits import Limits
-from cp_ray.core.loss import LossLedger
+from cp_ray.core.loss import MEMORY, LossLedger
 from cp_ray.core.memory import Memory
 from cp_ray.core.offline import OfflineOrders
 from cp_ray.core.placement import choose
@@ -75,7 +75,7 @@ class ContextIndex:
         self.load = FleetLoad()
         self.offline = offline or OfflineOrders()
         self.limits = limits or Limits()
-        self.losses = LossLedger()
+        self.losses = LossLedger(min(MEMORY, 2 * max_records))
         self._joint = search == "exact"
         self.max_records = max_records
         self.memory = Memory(RememberedOrders(REMEMBERED))

@@ -75,7 +75,7 @@ def engine_resources(args: AppConfig) -> dict[str, Any]:
     """Serve options for one engine replica's CPUs and GPUs.
 
     With tensor parallelism the replica itself takes no GPU: the engine's own workers take the
-    bundles of its placement group, all on one host.
+    bundles of its placement group, all on one host unless `across_hosts`.
     """
     ranks = args.tensor_parallel_size
     if ranks == 1:
@@ -98,7 +98,7 @@ def engine_resources(args: AppConfig) -> dict[str, Any]:
             rank | {"CPU": args.cpus_per_replica},
             *[rank] * (ranks - 1),
         ],
-        "placement_group_strategy": "STRICT_PACK",
+        "placement_group_strategy": "PACK" if args.across_hosts else "STRICT_PACK",
     }
 
 

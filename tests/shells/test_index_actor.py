@@ -152,7 +152,10 @@ async def equals(client: IndexClient, name: str, value: int) -> bool:
 
 def test_a_gap_asks_for_a_dump_and_believes_what_it_lists(engine: Any) -> None:
     async def test(client: IndexClient) -> None:
+        reserved = await counter(client, "reserved")
         [kept] = await client.plan([plan_request("d1", "d", "kept", head="d")]) or []
+        client.feedback(Settled(RequestId("d1"), 0, ok=True))
+        await until(lambda: equals(client, "reserved", reserved))
         [lost] = await client.plan([plan_request("d2", "d", "lost", head="d")]) or []
         assert kept.replica == lost.replica
         replica = kept.replica or ReplicaId("")

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from math import inf
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -41,27 +42,31 @@ _END = -1
 _REPLAY_TIMEOUT_S = 2.0
 
 
-def decode_batch(payload: bytes) -> list[CacheEvent]:
-    """Events of one batch that concern the engine's own memory; other tiers are left out.
+class Batch(NamedTuple):
+    """What one engine step did to the cache. made_at: by the engine's clock, seconds since 1970."""
+
+    made_at: float
+    events: list[CacheEvent]
+
+
+def read_batch(payload: bytes) -> Batch:
+    """One batch; of its events those that concern the engine's own memory, not other tiers.
 
     Raises WireError when the payload is not such a batch.
     """
     try:
         batch = msgspec.msgpack.decode(payload)
-        events = batch["events"] if isinstance(batch, Mapping) else batch[1]
-        decoded = [_event(_fields(event)) for event in events]
+        as_map = isinstance(batch, Mapping)
+        made_at = float(batch["ts"] if as_map else batch[0])
+        events = [_event(_fields(event)) for event in (batch["events"] if as_map else batch[1])]
     except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
         raise WireError(f"KV event batch cannot be read: {error!r}") from error
-    return [event for event in decoded if event is not None]
+    return Batch(made_at, [event for event in events if event is not None])
 
 
-def published_at(payload: bytes) -> float:
-    """When the engine made this batch, seconds since 1970. Raises WireError."""
-    try:
-        batch = msgspec.msgpack.decode(payload)
-        return float(batch["ts"] if isinstance(batch, Mapping) else batch[0])
-    except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
-        raise WireError(f"KV event batch cannot be read: {error!r}") from error
+def decode_batch(payload: bytes) -> list[CacheEvent]:
+    """The events of `read_batch`."""
+    return read_batch(payload).events
 
 
 def _fields(event: Any) -> Mapping[str, Any]:
@@ -103,7 +108,7 @@ class EventStream:
     """Follows one engine process. Times in seconds.
 
     on_batch: hears every batch, in order and once; `Cleared` alone when the engine began anew.
-    on_hole: batches are lost for good.
+    on_hole: batches are lost for good. made_at: when the engine made the newest batch heard.
     """
 
     def __init__(
@@ -119,8 +124,9 @@ class EventStream:
         self._replay_endpoint = replay_endpoint
         self._on_batch = on_batch
         self._on_hole = on_hole
+        self.made_at = -inf
         self._next = 0
-        self._newest = b""
+        self._newest = (-1, b"")
         self._context = Context()
         self._socket = self._context.socket(SUB)
         self._socket.set(RCVHWM, 0)  # we keep up or we keep all: dropping would make holes
@@ -146,23 +152,27 @@ class EventStream:
         if sequence < self._next:
             return  # mended already
         self._next = sequence + 1
-        self._newest = payload
+        self._newest = (sequence, payload)
         try:
-            self._on_batch(decode_batch(payload))
+            batch = read_batch(payload)
         except WireError as error:
             log.warning("cache events cannot be read, the cache is forgotten: %s", error)
             self._on_hole()
+            return
+        self.made_at = batch.made_at
+        self._on_batch(batch.events)
 
     def _is_restart(self, payload: bytes) -> bool:
         """A low number is a batch that came again or late, unless it was made after the newest."""
         try:
-            return published_at(payload) > published_at(self._newest)
+            return read_batch(payload).made_at > self.made_at
         except WireError:
             return True
 
     def _restart(self) -> None:
         log.warning("the engine numbers its cache events anew: it was restarted")
         self._next = 0
+        self._newest = (-1, b"")
         self._on_batch([Cleared()])
 
     async def _mend(self, until: int) -> None:
@@ -170,9 +180,9 @@ class EventStream:
 
         An engine that does not know it as we do is another one.
         """
-        known = self._next - 1
+        known, newest = self._newest
         batches = await self._replay(max(known, 0))
-        if any(sequence == known and payload != self._newest for sequence, payload in batches):
+        if any(sequence == known and payload != newest for sequence, payload in batches):
             self._restart()
             batches = await self._replay(0)
         for sequence, payload in batches:
@@ -186,11 +196,12 @@ class EventStream:
             self._next = until
 
     async def _replay(self, start: int) -> list[tuple[int, bytes]]:
-        from zmq.constants import DEALER, LINGER
+        from zmq.constants import DEALER, LINGER, RCVHWM
 
         batches: list[tuple[int, bytes]] = []
         with self._context.socket(DEALER) as socket:
             socket.set(LINGER, 0)
+            socket.set(RCVHWM, 0)  # a replay may be longer than the 1,000 messages of the default
             socket.connect(self._replay_endpoint)
             try:
                 async with asyncio.timeout(_REPLAY_TIMEOUT_S):

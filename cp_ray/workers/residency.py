@@ -4,8 +4,8 @@ The engine's own hashes stay opaque names of blocks. Engines may hold one block 
 a block is lost with its last copy.
 
 A request registers with its first token, when the engine has its whole prompt: whatever was
-evicted while it waited has been computed again. A block whose `Stored` is still on its way is
-not lost either: only a removal loses.
+evicted while it waited has been computed again. A block whose `Stored` is still on its way is not
+lost; one that a later step took before the token was seen is (`Followed.overtaken`).
 
 What the events say is doubted when they contradict themselves (`doubts`), and audited against
 what the engine says it found: see `held_when_scheduled`.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from math import inf
 
 import msgspec
 
@@ -22,6 +23,7 @@ from cp_ray.core.types import Eviction, RequestId
 from cp_ray.errors import InvariantError
 from cp_ray.workers.block_trie import ROOT, BlockTrie
 from cp_ray.workers.cache_events import CacheEvent, Cleared, EngineHash, Removed, Stored
+from cp_ray.workers.followed import Followed
 
 MAX_REQUESTS = 65_536
 MAX_RUNS = 8_192
@@ -73,8 +75,10 @@ class Residency:
         self._clears = -1
         self._clear()
 
-    def apply(self, events: Sequence[CacheEvent]) -> list[Eviction]:
+    def apply(self, events: Sequence[CacheEvent], made_at: float = -inf) -> list[Eviction]:
         """Take over one batch of events; returns the requests that lost usable tokens.
+
+        made_at: when the engine made the batch, seconds of its clock.
 
         Judged at the end of the batch: a block removed and stored again in one engine step was
         never missing. `Cleared` drops all requests without an eviction each: it is a new epoch.
@@ -94,9 +98,10 @@ class Residency:
         shrunk: dict[RequestId, int] = {}
         for slot in missing:
             if not self._trie.is_free(slot) and not self._trie.copies[slot]:
-                shrunk |= self._lose(slot)
-                self._prune(slot)
-        return [Eviction(request, tokens) for request, tokens in shrunk.items()]
+                shrunk |= self._followed.lose(slot)
+                self._followed.prune(slot)
+        shrunk |= self._followed.overtaken(made_at)
+        return [Eviction(request, left * self.page_size) for request, left in shrunk.items()]
 
     def path(self, prompt: Sequence[int], salt: str | None = None) -> Path:
         """The prompt's blocks. Its last token is always computed, so never all of it is found."""
@@ -105,21 +110,15 @@ class Residency:
         findable = max(len(prompt) - 1, 0) // self.page_size
         return Path(tuple(keys), findable, self._runs, self._clears)
 
-    def register(self, request: RequestId, path: Path) -> list[Eviction]:
-        """Follow a request the engine has just prefilled; returns those forgotten for it."""
-        self._leave(request)
-        slot = ROOT
-        for key in path.keys:
-            slot = self._trie.child(slot, key)
-        if slot != ROOT:
-            self._requests.setdefault(slot, set()).add(request)
-            self._at[request] = slot
-        forgotten = []
-        while len(self._at) > self._max_requests:
-            oldest = next(iter(self._at))
-            self._leave(oldest)
-            forgotten.append(Eviction(oldest, 0))
-        return forgotten
+    def register(self, request: RequestId, path: Path, at: float = inf) -> list[Eviction]:
+        """Follow a request the engine has just prefilled; returns those forgotten for it.
+
+        at: when its first token was seen, of the clock of `apply`. A prompt handed in before the
+        cache was cleared is not followed: nobody knows which side of that it was computed on.
+        """
+        if path.clears != self._clears:
+            return []
+        return [Eviction(oldest, 0) for oldest in self._followed.add(request, path.keys, at)]
 
     def held_tokens(self, path: Path) -> int:
         """Leading tokens of a prompt the engine should find now, in whole blocks."""
@@ -148,13 +147,13 @@ class Residency:
 
     def held(self) -> dict[RequestId, int]:
         """Usable leading tokens of every request followed."""
-        depth = self._trie.depth
-        return {request: depth[slot] * self.page_size for request, slot in self._at.items()}
+        left = self._followed.blocks()
+        return {request: blocks * self.page_size for request, blocks in left.items()}
 
     @property
     def requests(self) -> int:
         """Requests followed."""
-        return len(self._at)
+        return len(self._followed)
 
     @property
     def blocks(self) -> int:
@@ -174,14 +173,8 @@ class Residency:
             _require(self._trie.copies[slot] == copies.pop(slot, 0), "copies differ from names")
             above = self._trie.parent[slot]
             _require(self._trie.depth[slot] == self._trie.depth[above] + 1, "depth is not below")
-            stays = self._trie.copies[slot] or slot in self._requests
-            _require(bool(stays or not self._trie.is_leaf(slot)), "an empty block stays")
         _require(not copies, "a name leads out of the trie")
-        _require(all(self._requests.values()), "an empty list of requests stays")
-        at = {request: slot for slot, names in self._requests.items() for request in names}
-        _require(at == self._at, "requests and their blocks differ")
-        _require(len(self._at) <= self._max_requests, "too many requests are followed")
-        _require(ROOT not in self._requests, "a request stands at the root")
+        self._followed.check()
 
     def _clear(self) -> None:
         self._clears += 1
@@ -190,8 +183,7 @@ class Residency:
         self._groups: set[int] = set()
         self._named: dict[Name, int] = {}
         self._further: dict[Name, int] = {}
-        self._at: OrderedDict[RequestId, int] = OrderedDict()
-        self._requests: dict[int, set[RequestId]] = {}
+        self._followed = Followed(self._trie, self._max_requests)
         self._run_at: OrderedDict[int, _Run] = OrderedDict()
 
     def _stored(self, event: Stored) -> None:
@@ -253,39 +245,6 @@ class Residency:
             if not self._trie.held(key):
                 return index
         return len(keys)
-
-    def _lose(self, slot: int) -> dict[RequestId, int]:
-        """Move every request that needs the block to its parent: that much stays usable."""
-        above = self._trie.parent[slot]
-        lost: dict[RequestId, int] = {}
-        emptied = [below for below in self._trie.subtree(slot) if below in self._requests]
-        for below in emptied:
-            for request in self._requests.pop(below):
-                lost[request] = self._trie.depth[above] * self.page_size
-                if above == ROOT:
-                    del self._at[request]
-                else:
-                    self._at[request] = above
-                    self._requests.setdefault(above, set()).add(request)
-        for below in emptied:
-            self._prune(below)
-        return lost
-
-    def _leave(self, request: RequestId) -> None:
-        slot = self._at.pop(request, None)
-        if slot is None:
-            return
-        self._requests[slot].discard(request)
-        if not self._requests[slot]:
-            del self._requests[slot]
-            self._prune(slot)
-
-    def _prune(self, slot: int) -> None:
-        trie = self._trie
-        while slot != ROOT and not trie.is_free(slot):
-            if trie.copies[slot] or not trie.is_leaf(slot) or slot in self._requests:
-                return
-            slot = trie.free(slot)
 
 
 def _name(group: int, hashed: EngineHash) -> Name:

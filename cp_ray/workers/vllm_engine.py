@@ -16,11 +16,10 @@ from typing import Any
 from cp_ray.config import AppConfig
 from cp_ray.core.types import RequestId
 from cp_ray.errors import ConfigError, EngineError, InvalidRequest
-from cp_ray.workers.cache_events import CacheEvent, Cleared
+from cp_ray.workers.cache_view import CacheView
 from cp_ray.workers.engine import CacheListener, Chunk, EngineInfo, EngineRequest, Sampling
 from cp_ray.workers.kv_events import EventStream
 from cp_ray.workers.models import resolve_model
-from cp_ray.workers.residency import Path as PromptPath
 from cp_ray.workers.residency import Residency
 from cp_ray.workers.vllm_args import check_engine_kwargs, engine_args, prepare_environment
 
@@ -33,14 +32,10 @@ class VllmEngine:
     def __init__(self, config: AppConfig) -> None:
         self._config = config
         self._llm: Any = None
-        self._listener: CacheListener
-        self._residency: Residency
+        self._view: CacheView
         self._info: EngineInfo
         self._events: EventStream
         self._following: asyncio.Task[None] | None = None
-        self._resets: set[asyncio.Task[None]] = set()
-        self._clear_is_due = False
-        self._lost_track: EngineError | None = None
         self._sockets: Path | None = None
 
     async def start(self, listener: CacheListener) -> EngineInfo:
@@ -48,7 +43,6 @@ class VllmEngine:
 
         Raises ConfigError: no vLLM here, a setting it refuses, a model it cannot load.
         """
-        self._listener = listener
         # Not under TMPDIR: the path of a socket has at most 107 bytes.
         self._sockets = Path(tempfile.mkdtemp(prefix="cp_ray_", dir="/tmp"))
         try:
@@ -58,12 +52,13 @@ class VllmEngine:
             raise
         self._info = self._facts()
         blocks = self._info.capacity_tokens // self._info.page_size
-        self._residency = Residency(self._info.page_size, blocks)
+        residency = Residency(self._info.page_size, blocks)
+        self._view = CacheView(residency, listener, self._drop_cache)
         self._events = EventStream(
             f"ipc://{self._sockets}/events",
             f"ipc://{self._sockets}/replay",
-            self._on_batch,
-            self._on_hole,
+            lambda events: self._view.on_batch(events, self._events.made_at),
+            self._view.on_hole,
         )
         self._following = asyncio.create_task(self._events.run(), name="cache-events")
         return self._info
@@ -74,7 +69,8 @@ class VllmEngine:
         prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt)}
         if request.cache_salt:
             prompt["cache_salt"] = request.cache_salt
-        path = self._residency.path(request.prompt, request.cache_salt)
+        residency = self._view.residency
+        path = residency.path(request.prompt, request.cache_salt)
         completion = cached = 0
         try:
             parameters = _parameters(request.sampling)
@@ -82,35 +78,31 @@ class VllmEngine:
             async with aclosing(outputs):
                 async for output in outputs:
                     if not completion:
-                        self._register(request.request_id, path)
+                        self._view.register(request.request_id, path)
                     answer = output.outputs[0]
                     completion += len(answer.token_ids)
                     cached = output.num_cached_tokens or cached
                     finish = answer.finish_reason
-                    found = self._residency.held_when_scheduled(path, cached) if finish else None
+                    found = residency.held_when_scheduled(path, cached) if finish else None
                     yield Chunk(answer.text, completion, len(request.prompt), cached, finish, found)
         except Exception as error:
             raise _ours(error) from error
 
     def held_tokens(self, prompt: tuple[int, ...], salt: str | None = None) -> int:
         """Leading prompt tokens the engine should find cached, by the events heard so far."""
-        return self._residency.held_tokens(self._residency.path(prompt, salt))
+        residency = self._view.residency
+        return residency.held_tokens(residency.path(prompt, salt))
 
     def held(self) -> dict[RequestId, int]:
         """Leading prompt tokens still usable of every request followed."""
-        return self._residency.held()
+        return self._view.residency.held()
 
     async def reset_cache(self) -> None:
         """Drop the prefix cache. Running requests start their prefill again.
 
         The engine says so only with its next step, but the listener hears of it now.
         """
-        try:
-            await self._llm.reset_prefix_cache(reset_running_requests=True)
-        except Exception as error:
-            raise EngineError(f"vLLM does not drop its cache: {error}") from error
-        self._clear_is_due = True
-        self._apply([Cleared()])
+        await self._view.reset()
 
     async def check_health(self) -> None:
         """Raise EngineError when the engine died, or when nobody follows its cache any more."""
@@ -120,15 +112,14 @@ class VllmEngine:
             raise EngineError("vLLM's engine process died")
         if self._following is not None and self._following.done():
             raise EngineError("vLLM's cache events are no longer read")
-        if self._lost_track is not None:
-            raise self._lost_track
+        if self._view.failed is not None:
+            raise self._view.failed
 
     async def close(self) -> None:
         """Stop the engine and everything started for it."""
-        for task in [self._following, *self._resets]:
-            if task is not None:
-                task.cancel()
         if self._following is not None:
+            self._view.close()
+            self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
             self._events.close()
             self._following = None
@@ -184,45 +175,13 @@ class VllmEngine:
                 code="context_length_exceeded",
             )
 
-    def _register(self, request: RequestId, path: PromptPath) -> None:
-        forgotten = self._residency.register(request, path)
-        if forgotten:
-            self._listener.evicted(forgotten)
-
-    def _on_batch(self, events: list[CacheEvent]) -> None:
-        """Take one batch of the engine's; what it sent before a clear of ours is void."""
-        if self._clear_is_due:
-            kinds = [type(event) for event in events]
-            if Cleared not in kinds:
-                return
-            self._clear_is_due = False
-            events = events[kinds.index(Cleared) + 1 :]
-        doubts = self._residency.doubts
-        self._apply(events)
-        if self._residency.doubts > doubts:
-            log.warning("cache events contradict each other: the cache is dropped")
-            self._on_hole()
-
-    def _apply(self, events: list[CacheEvent]) -> None:
-        evictions = self._residency.apply(events)
-        if any(isinstance(event, Cleared) for event in events):
-            self._listener.new_epoch()
-        if evictions:
-            self._listener.evicted(evictions)
-
-    def _on_hole(self) -> None:
-        """Blocks we missed would never be reported lost: start from an empty cache."""
-        self._apply([Cleared()])
-        self._clear_is_due = True
-        task = asyncio.create_task(self._begin_anew(), name="reset-after-hole")
-        self._resets.add(task)
-        task.add_done_callback(self._resets.discard)
-
-    async def _begin_anew(self) -> None:
+    async def _drop_cache(self) -> None:
         try:
-            await self.reset_cache()
-        except EngineError as error:
-            self._lost_track = error  # the health check tells Serve to replace us
+            done = await self._llm.reset_prefix_cache(reset_running_requests=True)
+        except Exception as error:
+            raise EngineError(f"vLLM does not drop its cache: {error}") from error
+        if done is False:
+            raise EngineError("vLLM does not drop its cache: requests still hold blocks of it")
 
 
 def _ours(error: Exception) -> Exception:

@@ -99,8 +99,12 @@ def _event(fields: Mapping[str, Any]) -> CacheEvent | None:
 def _extra(fields: Mapping[str, Any], blocks: int) -> tuple[tuple[str, ...], ...]:
     keys: Sequence[Any] | None = fields.get("extra_keys")
     if keys is None:
-        lora = fields.get("lora_name")
-        return ((lora,) if lora else (),) * blocks
+        lora, salt = fields.get("lora_name"), fields.get("cache_salt")
+        each: tuple[str, ...] = (lora,) if lora else ()
+        if salt and fields["parent_block_hash"] is None:
+            # SGLang names the salt of every run; below the first block it is inherited.
+            return ((*each, salt), *(each,) * (blocks - 1))
+        return (each,) * blocks
     return tuple(tuple(map(str, key or ())) for key in keys)
 
 
@@ -132,6 +136,13 @@ class EventStream:
         self._socket.set(RCVHWM, 0)  # we keep up or we keep all: dropping would make holes
         self._socket.subscribe(b"")
         self._socket.connect(endpoint)
+
+    async def catch_up(self) -> None:
+        """Take what the engine published before we listened. Before `run`, or not at all."""
+        for sequence, payload in await self._replay(self._next):
+            if sequence > self._next:
+                break  # the rest is for `run` to find missing
+            self._take(sequence, payload)
 
     async def run(self) -> None:
         """Follow until cancelled."""

@@ -145,7 +145,9 @@ class SglangEngine:
         try:
             self._llm = sglang.Engine(**args)
         except TypeError as error:
-            raise ConfigError(f"engine_kwargs: SGLang says {error}", param="engine_kwargs") from error
+            raise ConfigError(
+                f"engine_kwargs: SGLang says {error}", param="engine_kwargs"
+            ) from error
         except (ValueError, OSError, RuntimeError) as error:
             # What SGLang raises for a bad model, too little memory or a wrong argument.
             raise ConfigError(f"SGLang does not start: {error}", param="model") from error

@@ -1,0 +1,8 @@
+"""Stands in for torchvision, which has no build for this PyTorch on a CPU: names, and no code.
+
+SGLang imports it for pictures. Text never gets that far. Only for tests without a GPU.
+"""
+
+from torchvision._nothing import __getattr__
+
+__all__ = ["__getattr__"]

@@ -137,7 +137,12 @@ class Loser:
     def __init__(self, share: float, kind: type[Stored] | type[Removed], seed: int) -> None:
         self.rng = random.Random(seed)
         self.share, self.kind = share, kind
-        self.lost = 0
+        self.lost = self._told = 0
+
+    def took(self) -> bool:
+        """Whether it lost any since it was asked last."""
+        told, self._told = self._told, self.lost
+        return self.lost > told
 
     def __call__(self, event: CacheEvent) -> list[CacheEvent]:
         if isinstance(event, self.kind) and self.rng.random() < self.share:

@@ -65,9 +65,14 @@ def tokens(count: int, seed: object = None) -> tuple[int, ...]:
     return tuple(source.randrange(100, 40_000) for _ in range(count))
 
 
-def request(prompt: tuple[int, ...], max_tokens: int = 2, salt: str | None = None) -> EngineRequest:
+def request(
+    prompt: tuple[int, ...],
+    max_tokens: int = 2,
+    salt: str | None = None,
+    name: RequestId | None = None,
+) -> EngineRequest:
     sampling = Sampling(max_tokens=max_tokens, temperature=0, ignore_eos=True)
-    return EngineRequest(RequestId(f"q{next(_ids)}"), prompt, sampling, salt)
+    return EngineRequest(name or RequestId(f"q{next(_ids)}"), prompt, sampling, salt)
 
 
 async def answer(subject: Subject, asked: EngineRequest) -> list[Chunk]:

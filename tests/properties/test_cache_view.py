@@ -109,6 +109,14 @@ class ViewMachine(RuleBasedStateMachine):
         self.view.on_batch(*self.wire.pop(0))
         self.settle()
 
+    @rule()
+    def evict_and_tell(self):
+        """Tokens on their way are overtaken."""
+        self.evict()
+        self.step()
+        while self.wire:
+            self.deliver()
+
     @precondition(lambda self: self.wire)
     @rule()
     def lose(self):

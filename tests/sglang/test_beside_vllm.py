@@ -33,8 +33,8 @@ def bases(serve_url: str) -> Iterator[dict[str, str]]:
         application(serve_url, "vllm", ours) as vllm,
         application(serve_url, "sglang", theirs) as sglang,
     ):
-        for name in ("vllm", "sglang"):
-            until(lambda name=name: len(index_state(name)["replicas"]) == 1)
+        until(lambda: len(index_state("vllm")["replicas"]) == 1)
+        until(lambda: len(index_state("sglang")["replicas"]) == 1)
         yield {"vllm": vllm, "sglang": sglang}
 
 

@@ -66,9 +66,9 @@ def test_the_replicas_alone_run_on_the_python_they_are_given() -> None:
 def test_an_engine_argument_that_breaks_the_contract_is_refused_before_anything_starts(
     engine: str,
 ) -> None:
-    for kwargs in ({"kv_events_config": {}}, {"data_parallel_size": 2}):
-        args = AppConfig.model_validate({"engine": engine, "engine_kwargs": kwargs})
-        with pytest.raises(ConfigError, match=next(iter(kwargs))):
+    for name, value in (("kv_events_config", {}), ("data_parallel_size", 2)):
+        args = AppConfig.model_validate({"engine": engine, "engine_kwargs": {name: value}})
+        with pytest.raises(ConfigError, match=name):
             app(args)
 
 

@@ -12,6 +12,7 @@ import random
 import time
 from collections import deque
 from contextlib import aclosing
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -23,25 +24,21 @@ from cp_ray.core.index import ContextIndex
 from cp_ray.core.types import (
     BlockId,
     Context,
-    Dump,
-    Eviction,
-    EvictionReport,
     FirstToken,
     HeadId,
     PlanRequest,
-    ReplicaId,
     ReplicaInfo,
     RequestId,
     Settled,
 )
 from cp_ray.errors import ConfigError
+from cp_ray.replay.engine_ear import REPLICA, Ear
 from cp_ray.replay.trace import TraceRequest, read_trace
 from cp_ray.workers.engine import Chunk, Engine, EngineInfo, EngineRequest, Sampling
 from cp_ray.workers.replica import make_engine
 
 ANSWER_TOKENS = 4
 LONGEST_ABORT_S = 0.1
-_REPLICA = ReplicaId("bench")
 _HEAD = HeadId("bench")
 _LOWEST_ID, _HIGHEST_ID = 100, 40_000
 _SEARCH: dict[str, Literal["exact", "paper"]] = {
@@ -53,7 +50,10 @@ _SEARCH: dict[str, Literal["exact", "paper"]] = {
 
 
 class EngineBenchOptions(msgspec.Struct, frozen=True):
-    """What to run. length_scale: factor on every block's tokens. abort_share: 0 to 1."""
+    """What to run. length_scale: factor on every block's tokens. abort_share: 0 to 1.
+
+    requests: more than the trace has begin it again, with other questions.
+    """
 
     engine: str
     trace: Path
@@ -72,8 +72,9 @@ class EngineRow(msgspec.Struct, frozen=True):
 
     predicted_within_one_block: the replica's view when the engine scheduled the request, against
     what the engine found; of those `audited`. planned_within_one_block: the index's when it
-    planned. evictions: reports that a request lost usable tokens. quarantines: false alarms,
-    where the engine was not tampered with. prefill_tok_s: prompt tokens served a second.
+    planned. evictions: reports that a request lost usable tokens; evicted_blocks: engine blocks in
+    them, one of two requests twice. quarantines, new_epochs: false alarms, where the engine was
+    not tampered with. prefill_tok_s: prompt tokens served a second.
     """
 
     policy: str
@@ -84,7 +85,9 @@ class EngineRow(msgspec.Struct, frozen=True):
     planned_within_one_block: float
     audited: int
     evictions: int
+    evicted_blocks: int
     quarantines: int
+    new_epochs: int
     ttft_mean_s: float
     prefill_tok_s: float
 
@@ -107,7 +110,7 @@ def bench_engine(options: EngineBenchOptions) -> list[EngineRow]:
             f"--policy: {unknown[0]!r} is not one of {', '.join(_SEARCH)}", param="policy"
         )
     trace = read_trace(options.trace, requests=options.requests)
-    return asyncio.run(_run(options, trace.requests))
+    return asyncio.run(_run(options, _as_many(trace.requests, options.requests)))
 
 
 async def _run(options: EngineBenchOptions, requests: tuple[TraceRequest, ...]) -> list[EngineRow]:
@@ -120,7 +123,7 @@ async def _run(options: EngineBenchOptions, requests: tuple[TraceRequest, ...]) 
         }
     )
     engine = make_engine(config)
-    ear = _Ear()
+    ear = Ear()
     info = await engine.start(ear)
     rows = []
     try:
@@ -132,47 +135,18 @@ async def _run(options: EngineBenchOptions, requests: tuple[TraceRequest, ...]) 
     return rows
 
 
-class _Ear:
-    """A CacheListener that numbers what it hears and tells the index at once."""
-
-    def __init__(self) -> None:
-        self.index: ContextIndex | None = None
-        self.evictions = 0
-        self._epoch = self._seq = 0
-
-    def follow(self, index: ContextIndex) -> None:
-        """Tell another index from here on; it begins with the next epoch."""
-        self.index = index
-        self.new_epoch()
-
-    def evicted(self, evictions: list[Eviction]) -> None:
-        self.evictions += len(evictions)
-        self._tell(EvictionReport(_REPLICA, self._epoch, self._seq, tuple(evictions)))
-
-    def new_epoch(self) -> None:
-        self._epoch, self._seq = self._epoch + 1, 0
-        self._tell(EvictionReport(_REPLICA, self._epoch, 0, ()))
-
-    def dump(self, held: dict[RequestId, int]) -> None:
-        self._tell(Dump(_REPLICA, self._epoch, self._seq, held))
-
-    def _tell(self, message: EvictionReport | Dump) -> None:
-        self._seq += 1
-        if self.index is not None:
-            self.index.apply(message)
-
-
 class _Run:
     """One policy's run."""
 
     def __init__(
-        self, options: EngineBenchOptions, policy: str, engine: Engine, info: EngineInfo, ear: _Ear
+        self, options: EngineBenchOptions, policy: str, engine: Engine, info: EngineInfo, ear: Ear
     ) -> None:
         self._options, self._policy = options, policy
         self._engine, self._ear = engine, ear
         self._index = ContextIndex(search=_SEARCH[policy])
-        self._index.set_replicas([ReplicaInfo(_REPLICA, info.page_size, info.capacity_tokens)])
+        self._index.set_replicas([ReplicaInfo(REPLICA, info.page_size, info.capacity_tokens)])
         ear.follow(self._index)
+        self._page = info.page_size
         self._longest = min(info.max_model_len - ANSWER_TOKENS, info.capacity_tokens)
         self._random = random.Random(options.seed)
         self._ttft: list[float] = []
@@ -180,7 +154,6 @@ class _Run:
 
     async def row(self, requests: tuple[TraceRequest, ...]) -> EngineRow:
         waiting = deque(requests)
-        evictions = self._ear.evictions
         began = time.monotonic()
         with tqdm(total=len(requests), desc=self._policy, disable=None) as progress:
 
@@ -201,8 +174,10 @@ class _Run:
             predicted_within_one_block=1 - counters.get("audit_mismatches", 0) / max(audited, 1),
             planned_within_one_block=counters.get("planned_within_one_block", 0) / max(settled, 1),
             audited=audited,
-            evictions=self._ear.evictions - evictions,
+            evictions=self._ear.evictions,
+            evicted_blocks=self._ear.evicted_tokens // self._page,
             quarantines=counters.get("replicas_quarantined", 0),
+            new_epochs=self._ear.epochs,
             ttft_mean_s=sum(self._ttft) / max(len(self._ttft), 1),
             prefill_tok_s=self._prompt / seconds,
         )
@@ -227,6 +202,7 @@ class _Run:
                 f"engine takes {self._longest}: scale down, or give it more --cache-tokens",
                 param="length_scale",
             )
+        self._ear.sent(name, len(prompt) // self._page * self._page)
         aborts = self._random.random() < self._options.abort_share
         patience_s = self._random.uniform(0, LONGEST_ABORT_S) if aborts else None
         last = await self._answer(name, prompt, patience_s)
@@ -267,6 +243,19 @@ class _Run:
                 await self._engine.reset_cache()
             else:
                 self._ear.dump(self._engine.held())
+
+
+def _as_many(requests: tuple[TraceRequest, ...], count: int) -> tuple[TraceRequest, ...]:
+    """The first `count` of the requests over and over; each pass has names of its own."""
+    passes = -(-count // len(requests))
+    again = (
+        request
+        if number == 0
+        else msgspec.structs.replace(request, request_id=f"{request.request_id}#{number}")
+        for number in range(passes)
+        for request in requests
+    )
+    return tuple(islice(again, count))
 
 
 def _scaled(request: TraceRequest, factor: float) -> dict[BlockId, int]:

@@ -1,4 +1,4 @@
-"""What is believed of a real vLLM's cache: under overflow, losses, resets, aborts and late tokens."""
+"""What is believed of a real vLLM's cache: overflow, losses, resets, aborts, late tokens."""
 
 import asyncio
 import importlib.util
@@ -232,7 +232,8 @@ async def no_ghosts(subject: suite.Subject) -> None:
     residency = subject.engine._view.residency  # type: ignore[attr-defined]
     residency.check()
     trie = residency._trie
-    for request, slot in residency._followed._at.items():
+    for request, last in residency._followed._at.items():
+        slot = last
         while slot:
             assert trie.copies[slot], f"{request} is believed to have a block that is gone"
             slot = trie.parent[slot]

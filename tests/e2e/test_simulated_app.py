@@ -148,6 +148,41 @@ def test_chain_of_agents_answers_through_the_app(base: str) -> None:
     assert second > first, "the second question reuses the parts the first one prefilled"
 
 
+TOOLS: list[dict[str, object]] = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    for name in ("find_order", "refund_order", "close_ticket")
+]
+
+
+def test_11_a_chat_with_tools_is_found_as_predicted_and_other_tools_are_no_hit(base: str) -> None:
+    """Case 11 of the reports that users made: tools and template count before anything is keyed."""
+
+    def ask_with(tools: list[dict[str, object]]) -> tuple[int, int, int]:
+        answer = ask(base, fresh(2, 3, salt="tools"), "refund?", tools=tools)
+        usage = answer["usage"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return answer["cp_ray"]["predicted_cached_tokens"], cached, usage["prompt_tokens"]
+
+    before = index_state(NAME)["counters"]
+    first, again, other, bare = (ask_with(t) for t in (TOOLS, TOOLS, TOOLS[1:], []))
+    assert first[2] > other[2] > bare[2], "the engine's prompt holds the tools"
+    assert again[2] == first[2]
+    assert again[1] > first[2] - 16 - 1, "all whole blocks but the last token's"
+    assert abs(again[0] - again[1]) <= 16
+    for predicted, cached, _ in (first, other, bare):
+        assert predicted == 0, "another head: nothing is expected"
+        assert cached < 32, "and nothing but the template's first words is found"
+
+    def settled() -> int:
+        counters = index_state(NAME)["counters"]
+        return int(counters.get("settled", 0) - before.get("settled", 0))
+
+    until(lambda: settled() == 4)
+    after = index_state(NAME)["counters"]
+    assert after["planned_within_one_block"] - before.get("planned_within_one_block", 0) == 4
+    assert after.get("audit_mismatches", 0) == before.get("audit_mismatches", 0)
+
+
 def test_a_killed_index_costs_reuse_and_no_answer(base: str) -> None:
     (name,) = names_with(index_prefix(NAME))
     ray.kill(ray.get_actor(name, NAMESPACE), no_restart=False)

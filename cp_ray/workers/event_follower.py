@@ -16,17 +16,23 @@ from cp_ray.workers.residency import Residency
 
 
 class EventFollower:
-    """For one event loop. sockets: a private folder; the engine binds `events` and `replay` in it.
+    """For one event loop: first `open`, then `follow`.
 
-    view, events: once `follow` has returned.
+    sockets: a private folder; the engine binds `events` and `replay` in it.
     """
 
     def __init__(self) -> None:
-        # Not under TMPDIR: the path of a socket has at most 107 bytes.
-        self.sockets = Path(tempfile.mkdtemp(prefix="cp_ray_", dir="/tmp"))
+        self.sockets: Path
         self.view: CacheView
         self.events: EventStream
+        self._opened = False
         self._task: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        """Make the folder for the sockets."""
+        # Not under TMPDIR: the path of a socket has at most 107 bytes.
+        self.sockets = Path(tempfile.mkdtemp(prefix="cp_ray_", dir="/tmp"))
+        self._opened = True
 
     async def follow(
         self, residency: Residency, listener: CacheListener, drop: Callable[[], Awaitable[None]]
@@ -50,11 +56,12 @@ class EventFollower:
             raise self.view.failed
 
     async def close(self) -> None:
-        """End it; a second call does nothing."""
+        """End it; a second call, or one before `open`, does nothing."""
         if self._task is not None:
             self.view.close()
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self.events.close()
             self._task = None
-        shutil.rmtree(self.sockets, ignore_errors=True)
+        if self._opened:
+            shutil.rmtree(self.sockets, ignore_errors=True)

@@ -69,6 +69,11 @@ def decode_batch(payload: bytes) -> list[CacheEvent]:
     return read_batch(payload).events
 
 
+def full_attention(kinds: Sequence[str]) -> frozenset[int]:
+    """Of an engine's groups of layers, by kind, those that a prefix is as long as."""
+    return frozenset(index for index, kind in enumerate(kinds) if kind in _PREFIX_KINDS)
+
+
 def _fields(event: Any) -> Mapping[str, Any]:
     if isinstance(event, Mapping):
         return event

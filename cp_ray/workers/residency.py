@@ -57,6 +57,7 @@ class Residency:
 
     page_size: tokens of a block. capacity: blocks the engine has, None = not known. copies: whether
     the engine may hold one block twice; where not, a block stored again was removed unheard.
+    groups: the engine's groups of layers that are followed, None = all.
     max_requests: how many are followed; the least recently registered is forgotten first, and
     reported as lost.
     """
@@ -68,6 +69,7 @@ class Residency:
         max_requests: int = MAX_REQUESTS,
         *,
         copies: bool = True,
+        groups: frozenset[int] | None = None,
     ) -> None:
         self.page_size = page_size
         self.doubts = 0
@@ -77,6 +79,7 @@ class Residency:
         """Runs in blocks of another size, left out."""
         self._capacity = capacity
         self._may_copy = copies
+        self._follows = groups
         self._max_requests = max_requests
         self._runs = 0
         self._clears = -1
@@ -195,6 +198,8 @@ class Residency:
 
     def _stored(self, event: Stored) -> None:
         trie, named = self._trie, self._named
+        if self._follows is not None and event.group not in self._follows:
+            return
         if event.block_size != self.page_size:
             self.other_sizes += 1
             return

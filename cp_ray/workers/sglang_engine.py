@@ -16,8 +16,10 @@ from typing import Any
 from cp_ray.config import AppConfig
 from cp_ray.core.types import RequestId
 from cp_ray.errors import ConfigError, EngineError, InvalidRequest
+from cp_ray.workers.cache_view import CacheView
 from cp_ray.workers.engine import CacheListener, Chunk, EngineInfo, EngineRequest, Sampling
 from cp_ray.workers.event_follower import EventFollower
+from cp_ray.workers.kv_events import EventStream
 from cp_ray.workers.models import resolve_model
 from cp_ray.workers.residency import Residency
 from cp_ray.workers.sglang_args import check_engine_kwargs, engine_args, prepare_environment
@@ -35,22 +37,24 @@ class SglangEngine:
         self._config = config
         self._llm: Any = None
         self._info: EngineInfo
-        self._follower: EventFollower
+        self._follower = EventFollower()
+        self._view: CacheView
+        self._events: EventStream
         self._vocabulary = 0
-        self._resetting = asyncio.Lock()
 
     async def start(self, listener: CacheListener) -> EngineInfo:
         """Load the model (off the event loop) and follow its cache.
 
         Raises ConfigError: no SGLang here, a setting it refuses, a model it cannot load.
         """
-        self._follower = EventFollower()
+        self._follower.open()
         try:
             await asyncio.to_thread(self._load)
             self._info = await self._facts()
             blocks = self._info.capacity_tokens // self._info.page_size
             residency = Residency(self._info.page_size, blocks, copies=False)
             await self._follower.follow(residency, listener, self._drop_cache)
+            self._view, self._events = self._follower.view, self._follower.events
         except BaseException:
             await self.close()
             raise
@@ -59,8 +63,8 @@ class SglangEngine:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Chunk, None]:
         """Stream the answer. `completion_tokens` counts from the start of the answer."""
         self._check(request.prompt)
-        view = self._follower.view
-        path = view.residency.path(request.prompt, request.cache_salt)
+        residency = self._view.residency
+        path = residency.path(request.prompt, request.cache_salt)
         first = True
         try:
             outputs = await self._llm.async_generate(
@@ -75,10 +79,10 @@ class SglangEngine:
                     meta = output["meta_info"]
                     finish = _finish(meta["finish_reason"])
                     if first:
-                        view.register(request.request_id, path)
+                        self._view.register(request.request_id, path)
                         first = False
                     cached = meta["cached_tokens"]
-                    found = view.residency.held_when_scheduled(path, cached) if finish else None
+                    found = residency.held_when_scheduled(path, cached) if finish else None
                     yield Chunk(
                         output["text"],
                         meta["completion_tokens"],
@@ -96,19 +100,19 @@ class SglangEngine:
 
     def held_tokens(self, prompt: tuple[int, ...], salt: str | None = None) -> int:
         """Leading prompt tokens the engine should find cached, by the events heard so far."""
-        residency = self._follower.view.residency
+        residency = self._view.residency
         return residency.held_tokens(residency.path(prompt, salt))
 
     def held(self) -> dict[RequestId, int]:
         """Leading prompt tokens still usable of every request followed."""
-        return self._follower.view.residency.held()
+        return self._view.residency.held()
 
     async def reset_cache(self) -> None:
         """Drop the prefix cache. Running requests start their prefill again.
 
         The engine says so only with its next step, but the listener hears of it now.
         """
-        await self._follower.view.reset()
+        await self._view.reset()
 
     async def check_health(self) -> None:
         """Raise EngineError when the engine died, or when nobody follows its cache any more."""

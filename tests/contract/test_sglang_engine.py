@@ -177,7 +177,7 @@ def test_the_longest_prompt_is_answered_and_not_held_back_for_ever(loop, subject
 
 def test_a_lost_event_is_replayed_and_a_hole_resets_the_cache(loop, subject):
     prompt = suite.tokens(6 * PAGE + 1)
-    events = subject.engine._follower.events
+    events = subject.engine._events
     take = events._take
 
     def lose_one(sequence: int, payload: bytes) -> None:

@@ -6,3 +6,4 @@ SGLang imports it for pictures. Text never gets that far. Only for tests without
 from torchvision._nothing import __getattr__
 
 __all__ = ["__getattr__"]
+__version__ = "0.28.0"  # transformers asks; the one that belongs to torch 2.13

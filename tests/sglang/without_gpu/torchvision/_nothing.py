@@ -1,4 +1,13 @@
-class Nothing:
+class Named(type):
+    """Whatever is asked of `Nothing` itself is nothing, too."""
+
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Nothing
+
+
+class Nothing(metaclass=Named):
     """Whatever is asked for."""
 
     def __init__(self, *args, **kwargs):
@@ -10,7 +19,7 @@ class Nothing:
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        return Nothing()
+        return Nothing
 
 
 def __getattr__(name):

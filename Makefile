@@ -50,11 +50,11 @@ test-vllm029: $(VLLM029)/.ready
 	$(VLLM029)/bin/cp-ray $(BENCH) --engine vllm --concurrency 8 --abort-share 0.2
 
 check: venv
-	$(BIN)/ruff format --check cp_ray tests benchmarks
-	$(BIN)/ruff check cp_ray tests benchmarks
+	$(BIN)/ruff format --check cp_ray tests benchmarks examples
+	$(BIN)/ruff check cp_ray tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/codespell cp_ray tests docs benchmarks README.md CHANGELOG.md
+	$(BIN)/codespell cp_ray tests docs benchmarks examples README.md CHANGELOG.md
 
 chaos: venv
 	$(BIN)/python -m pytest -q -m chaos
@@ -67,8 +67,8 @@ bench-overhead: venv
 	$(BIN)/python -m benchmarks.overhead $(ARGS)
 
 format: venv
-	$(BIN)/ruff format cp_ray tests benchmarks
-	$(BIN)/ruff check --fix cp_ray tests benchmarks
+	$(BIN)/ruff format cp_ray tests benchmarks examples
+	$(BIN)/ruff check --fix cp_ray tests benchmarks examples
 
 venv: $(READY)
 

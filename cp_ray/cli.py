@@ -29,6 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     _serve(commands.add_parser("serve", help="start the app on this machine's Ray"))
     _run_batch(commands.add_parser("run-batch", help="offline mode: plan or run a file"))
     _coa(commands.add_parser("coa", help="Chain-of-Agents over one long document"))
+    _eval(commands.add_parser("eval", help="do answers change? each switch alone, and all"))
     _doctor(commands.add_parser("doctor", help="what is missing here, and what to do about it"))
     trace = commands.add_parser("trace", help="workloads").add_subparsers(required=True)
     _trace_import(trace.add_parser("import", help="public files to a trace"))
@@ -36,6 +37,9 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure").add_subparsers(required=True)
     _bench_index(bench.add_parser("index", help="cost of the index per request"))
     _bench_reuse(bench.add_parser("reuse", help="hit ratio of policies on a trace"))
+    _bench_conversations(
+        bench.add_parser("conversations", help="reuse across turns, beside its ceilings")
+    )
     _bench_engine(bench.add_parser("engine", help="a trace through a real engine"))
     return parser
 
@@ -96,6 +100,36 @@ def _coa(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
+def _eval(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("questions", type=Path, help="JSON Lines, or a folder (docs/quality.md)")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="any OpenAI endpoint")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--arms", help="by commas; default: all of docs/quality.md")
+    parser.add_argument("--requests", type=int, help="only the first N")
+    parser.add_argument("--documents", type=int, help="only the best N of each question")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--concurrency", type=int, default=4)
+    parser.add_argument("--json", action="store_true")
+
+    def run(args: argparse.Namespace) -> int:
+        from cp_ray.evaluation.arms import ARMS
+        from cp_ray.evaluation.run import EvalOptions, run_eval
+
+        options = EvalOptions(
+            questions=args.questions,
+            url=args.url,
+            model=args.model,
+            arms=tuple(args.arms.split(",")) if args.arms else tuple(ARMS),
+            most=args.requests,
+            documents=args.documents,
+            max_tokens=args.max_tokens,
+            concurrency=args.concurrency,
+        )
+        return run_eval(options, as_json=args.json)
+
+    parser.set_defaults(run=run)
+
+
 def _doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     parser.add_argument("--config", type=Path, help="check a Serve config file")
@@ -152,6 +186,23 @@ def _bench_reuse(parser: argparse.ArgumentParser) -> None:
         from cp_ray.replay.command import run_reuse
 
         return run_reuse(args)
+
+    parser.set_defaults(run=run)
+
+
+def _bench_conversations(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trace", type=Path, required=True, nargs="+", help="folders or files")
+    parser.add_argument("--policy", default="none,online", help="names, by commas")
+    parser.add_argument("--side-by-side", type=int, default=8, help="conversations under way")
+    parser.add_argument("--cache-tokens", default="inf", help="N or inf")
+    parser.add_argument("--k", type=int, help="only the first K blocks of each context")
+    parser.add_argument("--no-history", action="store_true", help="a prompt of its own each turn")
+    parser.add_argument("--json", action="store_true")
+
+    def run(args: argparse.Namespace) -> int:
+        from cp_ray.replay.command import run_conversations
+
+        return run_conversations(args)
 
     parser.set_defaults(run=run)
 

@@ -69,6 +69,27 @@ class AppConfig(BaseModel):
         description="plain: Serve's own router; route: order kept, replica chosen by prefix; "
         "full: ordering, de-duplication and routing",
     )
+    partial_overlap_tokens: int = Field(
+        default=24,
+        ge=0,
+        description="in later turns of a conversation: what a pointer must save; 0 = no pointers",
+    )
+    lift_documents: bool = Field(
+        default=False,
+        description="treat <document> elements and JSON search results in messages as `documents`",
+    )
+    canary_share: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="of requests served without reordering, to test its loss; 0 = no test",
+    )
+    guardrail_loss: float = Field(
+        default=0.01, ge=0, lt=1, description="of mean score (POST /v1/score) that is accepted"
+    )
+    guardrail_alpha: float = Field(
+        default=0.01, gt=0, lt=1, description="chance of switching reordering off wrongly"
+    )
     index: str | None = Field(default=None, description="offline index file to start warm from")
     alpha: float = Field(default=0.001, ge=0, le=0.01, description="Eq. 1's weight of positions")
 
@@ -86,6 +107,9 @@ class AppConfig(BaseModel):
         default=None, description="default: an embedded Valkey server, started and stopped with us"
     )
     conversation_ttl_s: int = Field(default=3600, ge=1)
+    conversation_max_bytes: int = Field(
+        default=8 << 20, ge=1024, description="of one conversation's texts; then it begins afresh"
+    )
 
     # Router.
     ingress_replicas: int = Field(default=1, ge=1)

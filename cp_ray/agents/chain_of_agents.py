@@ -10,6 +10,7 @@ from question to question, wherever they were read, and in whatever order they w
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ Part = Sequence[Document]
 Ranker = Callable[[int, str], Sequence[Document]]
 """(number of the part, question) -> that part's documents, best first."""
 
+TRIES = 3
+"""How often an agent is asked whose answer does not come: it starts anew, its chain goes on."""
 WORKER_SYSTEM = (
     "You read one part of a long document. Write short notes that help to answer the question, "
     "from the documents given and from the notes of the reader before you."
@@ -50,10 +53,24 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One agent's answer: a communication unit, or the manager's."""
+    """One agent's answer: a communication unit, or the manager's. tries: 1 = the first came."""
 
     agent: str
     answer: Answer
+    tries: int = 1
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """Something an agent did. kind: "asked", "text" (a part of its answer), "failed", "answered".
+
+    text: the part, the fault, or the whole answer. number: of the agent in its chain, from 1.
+    """
+
+    question: str
+    agent: str
+    number: int
+    kind: str
+    text: str = ""
 
 
 class ChainAnswer(msgspec.Struct, frozen=True):
@@ -108,32 +125,50 @@ async def chain_of_agents(
     *,
     rank: Ranker | None = None,
     called: Callable[[Call], None] = lambda _: None,
+    progress: Callable[[Progress], None] | None = None,
+    tries: int = TRIES,
     unit_tokens: int = 200,
     answer_tokens: int = 200,
 ) -> ChainAnswer:
     """Answer `question` from all `parts`, one worker each, in order.
 
     rank: orders a part's documents by relevance; default: as they stand. called: hears of
-    every agent's answer as it comes. Raises AgentFailed that names the agent, ConfigError when
-    there is nothing to read.
+    every agent's answer as it comes, progress of all that happens. tries: for each agent; a
+    failed one is asked again, with what the others wrote. Raises AgentFailed that names the
+    agent, ConfigError when there is nothing to read.
     """
     if not parts or not all(parts):
         raise ConfigError("parts: Chain-of-Agents needs at least one part, and none empty")
     calls: list[Call] = []
 
+    def tell(prompt: Prompt, kind: str, text: str = "") -> None:
+        if progress is not None:
+            progress(Progress(question, prompt.agent, len(calls) + 1, kind, text))
+
+    async def attempt(prompt: Prompt, max_tokens: int) -> Answer:
+        tell(prompt, "asked")
+        return await chat(
+            client,
+            model=model,
+            messages=prompt.messages,
+            max_tokens=max_tokens,
+            documents=prompt.documents,
+            agent=prompt.agent,
+            heard=(lambda text: tell(prompt, "text", text)) if progress else None,
+        )
+
     async def ask(prompt: Prompt, max_tokens: int) -> str:
-        try:
-            answer = await chat(
-                client,
-                model=model,
-                messages=prompt.messages,
-                max_tokens=max_tokens,
-                documents=prompt.documents,
-                agent=prompt.agent,
-            )
-        except ChatFailed as error:
-            raise AgentFailed(prompt.agent, question, error) from error
-        calls.append(Call(prompt.agent, answer))
+        for number in range(1, tries + 1):
+            try:
+                answer = await attempt(prompt, max_tokens)
+                break
+            except ChatFailed as error:
+                tell(prompt, "failed", error.message)
+                if number == tries or not error.may_pass:
+                    raise AgentFailed(prompt.agent, question, error) from error
+                await asyncio.sleep(0.1 * 2**number)
+        tell(prompt, "answered", answer.text)
+        calls.append(Call(prompt.agent, answer, number))
         called(calls[-1])
         return answer.text
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -47,6 +47,11 @@ class ChatFailed(CpRayError):
         self.status = status
         self.started = started
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same request may succeed later: nothing is wrong with it as such."""
+        return self.status in (0, 408, 429) or self.status >= 500
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Keep the fields when the error crosses a process."""
         return _rebuilt, (self.message, self.status, self.started)
@@ -61,12 +66,14 @@ async def chat(
     documents: Sequence[Mapping[str, Any]] = (),
     conversation: str | None = None,
     agent: str | None = None,
+    heard: Callable[[str], None] | None = None,
     stream: bool = True,
 ) -> Answer:
     """Get one answer at temperature 0; raises ChatFailed when it does not come whole.
 
-    documents: best first. conversation, agent: as in the API, left out when None. stream: False
-    waits for the whole answer, whose first token then counts as late as its last.
+    documents: best first. heard: gets each part of the text as it comes, if it is streamed.
+    conversation, agent: as in the API, left out when None. stream: False waits for the whole
+    answer, whose first token then counts as late as its last.
     """
     extra: dict[str, Any] = {"documents": list(documents)} if documents else {}
     extra |= {"conversation": conversation} if conversation is not None else {}
@@ -78,7 +85,7 @@ async def chat(
         "temperature": 0,
         "extra_body": extra,
     }
-    return await (_streamed(client, request) if stream else _whole(client, request))
+    return await (_streamed(client, request, heard) if stream else _whole(client, request))
 
 
 async def _whole(client: openai.AsyncOpenAI, request: dict[str, Any]) -> Answer:
@@ -94,7 +101,9 @@ async def _whole(client: openai.AsyncOpenAI, request: dict[str, Any]) -> Answer:
     return _answer(text, took, took, completion.usage, _replica(completion))
 
 
-async def _streamed(client: openai.AsyncOpenAI, request: dict[str, Any]) -> Answer:
+async def _streamed(
+    client: openai.AsyncOpenAI, request: dict[str, Any], heard: Callable[[str], None] | None
+) -> Answer:
     sent = time.perf_counter()
     first: float | None = None
     parts: list[str] = []
@@ -109,6 +118,8 @@ async def _streamed(client: openai.AsyncOpenAI, request: dict[str, Any]) -> Answ
                     if choice.delta.content:
                         first = first or time.perf_counter()
                         parts.append(choice.delta.content)
+                        if heard is not None:
+                            heard(choice.delta.content)
                     finished = finished or choice.finish_reason is not None
                 usage = chunk.usage or usage
                 replica = _replica(chunk) or replica

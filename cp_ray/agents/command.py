@@ -11,8 +11,9 @@ from pathlib import Path
 import msgspec
 import openai
 from rich.console import Console
+from tqdm import tqdm
 
-from cp_ray.agents.chain_of_agents import AgentFailed, ChainAnswer, chain_of_agents
+from cp_ray.agents.chain_of_agents import AgentFailed, ChainAnswer, Progress, chain_of_agents
 from cp_ray.errors import ConfigError
 from cp_ray.retrieval.bm25 import Document, ranker_of_parts
 from cp_ray.retrieval.chunking import chunk, sections, split_evenly
@@ -74,11 +75,21 @@ async def _ask(
     rank = ranker_of_parts(parts)
     key = os.environ.get("OPENAI_API_KEY", "none")
     async with openai.AsyncOpenAI(base_url=f"{url.rstrip('/')}/v1", api_key=key) as client:
+        with tqdm(total=len(questions) * (len(parts) + 1), unit="agent", disable=None) as bar:
 
-        async def one(question: str) -> ChainAnswer | AgentFailed:
-            try:
-                return await chain_of_agents(client, model, question, parts, rank=rank)
-            except AgentFailed as error:
-                return error
+            def show(event: Progress) -> None:
+                if event.kind == "failed":
+                    bar.write(f"{event.agent} of {event.question!r}: {event.text}", sys.stderr)
+                elif event.kind == "asked":
+                    bar.set_postfix_str(f"{event.question[:30]!r}: {event.agent}")
+                bar.update(event.kind == "answered")
 
-        return list(await asyncio.gather(*(one(question) for question in questions)))
+            async def one(question: str) -> ChainAnswer | AgentFailed:
+                try:
+                    return await chain_of_agents(
+                        client, model, question, parts, rank=rank, progress=show
+                    )
+                except AgentFailed as error:
+                    return error
+
+            return list(await asyncio.gather(*(one(question) for question in questions)))

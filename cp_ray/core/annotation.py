@@ -36,6 +36,10 @@ def order_annotation(labels: Sequence[str]) -> str:
     return f"Read by priority: {ranking} and answer the question.\n\n"
 
 
-def location_annotation(label: str) -> str:
-    """Stand in for a block that an earlier turn of this conversation already holds (paper 6)."""
-    return f"Please refer to [Doc {label}] in the previous conversation.\n\n"
+def location_annotation(labels: Sequence[str]) -> str:
+    """Stand in for blocks that earlier turns of this conversation already hold (paper 6).
+
+    Blocks that follow each other share a sentence: 16 tokens for one, 8 for each further one.
+    """
+    named = ", ".join(f"[Doc {label}]" for label in labels)
+    return f"Please refer to {named} in the previous conversation.\n\n"

@@ -25,14 +25,25 @@ class Block(msgspec.Struct, frozen=True):
 
 def make_block(region: str, title: str | None, text: str) -> Block:
     """Render a document. region: whose requests may share it; it salts the id, not the label."""
-    label = label_of(f"{title or ''}\0{text}".encode())
+    label = label_of(content_of(title, text))
     heading = f"[Doc {label}] {title}" if title else f"[Doc {label}]"
     return _block(region, label, f"{heading}\n{text}\n\n")
 
 
-def location_block(region: str, block: Block) -> Block:
-    """The location annotation that replaces `block`; planned like a block of its own."""
-    return _block(region, block.label, location_annotation(block.label))
+def content_of(title: str | None, text: str) -> bytes:
+    """What a label is made of."""
+    return f"{title or ''}\0{text}".encode()
+
+
+def shortened_block(region: str, block: Block, text: str) -> Block:
+    """`block` with parts of its text replaced by pointers (core/chunk_dedup.py)."""
+    return _block(region, block.label, text)
+
+
+def location_block(region: str, blocks: Sequence[Block]) -> Block:
+    """The location annotation that replaces a run of blocks; planned like a block of its own."""
+    labels = [block.label for block in blocks]
+    return _block(region, ", ".join(labels), location_annotation(labels))
 
 
 def body(ordered: Sequence[Block], ranked: Sequence[Block]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from rich.console import Console
 from tqdm import tqdm
 
 from cp_ray.config import AppConfig
-from cp_ray.demo.arms import Running, running
+from cp_ray.demo.arms import Running, start, stop
 from cp_ray.demo.engines import ARMS, engine_config, prepare
 from cp_ray.demo.measure import Record, run_chain, run_rag, warm_up
 from cp_ray.demo.table import Row, ratios, show, summarize
@@ -44,11 +45,17 @@ def _demo(args: argparse.Namespace, console: Console) -> int:
     prepare(args.engine, args.model)
     rows: list[Row] = []
     failures: list[str] = []
-    for arm in args.arms:
-        config = engine_config(args.engine, args.model, args.replicas, arm)
-        console.print(f"[bold]{arm}[/bold]: {ARMS[arm]}", highlight=False)
-        with running(arm, config, OUT) as app:
-            for name, records, wall_s in asyncio.run(_drive(app, config, workloads, args.users)):
+    # An arm stops while the next one starts; nothing is measured before that one is ready.
+    with ThreadPoolExecutor(1) as stopping:
+        for arm in args.arms:
+            config = engine_config(args.engine, args.model, args.replicas, arm)
+            console.print(f"[bold]{arm}[/bold]: {ARMS[arm]}", highlight=False)
+            app = start(arm, config, OUT)
+            try:
+                driven = asyncio.run(_drive(app, config, workloads, args.users))
+            finally:
+                stopping.submit(stop, app)
+            for name, records, wall_s in driven:
                 rows.append(summarize(name, arm, records, wall_s))
                 failures += [f"{arm} {r.name}: {r.error}" for r in records if r.error is not None]
     show(rows, console, caption=_caption(args, time.monotonic() - started))

@@ -32,11 +32,15 @@ STOP_S = 60.0
 
 
 class Running(msgspec.Struct, frozen=True):
-    """A started application. host: the process that owns its Ray, and all its processes."""
+    """A started application. host: the process that owns its Ray, and all its processes.
+
+    folder: what its processes write, removed when it stops.
+    """
 
     url: str
-    host: psutil.Process
+    host: psutil.Popen
     log: Path
+    folder: Path
 
     def processes(self) -> list[psutil.Process]:
         """Every process under the host that still runs: ours alone, never another Ray's."""
@@ -51,26 +55,58 @@ def running(name: str, config: AppConfig, logs: Path) -> Iterator[Running]:
 
     Raises ConfigError with the end of the log when the application does not start.
     """
+    app = start(name, config, logs)
+    try:
+        yield app
+    finally:
+        stop(app)
+
+
+def start(name: str, config: AppConfig, logs: Path) -> Running:
+    """Serve `config` until `stop`. Raises as `running` does, and then leaves nothing running."""
     port = _free_port()
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"{name}.log"
-    with contextlib.ExitStack() as stack:
-        # Short: sockets live under it, and their paths may have 107 bytes.
-        folder = tempfile.mkdtemp(prefix="cp-demo-")
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        process = subprocess.Popen(
+    # Short: sockets live under it, and their paths may have 107 bytes.
+    folder = tempfile.mkdtemp(prefix="cp-demo-")
+    with log.open("wb") as stderr:
+        process = psutil.Popen(
             [sys.executable, "-m", "cp_ray.demo.host", str(port), folder, *settings(config)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=stack.enter_context(log.open("wb")),
+            stderr=stderr,
             env=_environment(),
             # A Ctrl-C is for the demo, which then ends its host in order.
             start_new_session=True,
         )
-        app = Running(f"http://127.0.0.1:{port}", psutil.Process(process.pid), log)
-        stack.callback(_end, process, app)
-        _wait(name, process, app)
-        yield app
+    app = Running(f"http://127.0.0.1:{port}", process, log, Path(folder))
+    try:
+        _wait(name, app)
+    except BaseException:
+        stop(app)
+        raise
+    return app
+
+
+def stop(app: Running) -> None:
+    """Ask the host to stop; what then still runs of its processes is ended here."""
+    children = app.processes()
+    if app.host.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            app.host.stdin.close()
+    try:
+        app.host.wait(STOP_S)
+    except (subprocess.TimeoutExpired, psutil.TimeoutExpired):
+        children += [child for child in app.processes() if child not in children]
+        app.host.kill()
+        app.host.wait()
+    # psutil compares start times too: a reused pid is not ours, and is not touched.
+    _, alive = psutil.wait_procs(children, timeout=5)
+    for child in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(alive, timeout=5)
+    shutil.rmtree(app.folder, ignore_errors=True)
 
 
 def settings(config: AppConfig) -> list[str]:
@@ -83,16 +119,16 @@ def _typed(value: Any) -> str:
     return msgspec.json.encode(value).decode() if isinstance(value, dict) else str(value)
 
 
-def _wait(name: str, process: subprocess.Popen[bytes], app: Running) -> None:
+def _wait(name: str, app: Running) -> None:
     said: list[str] = []
-    reader = threading.Thread(target=_read, args=(process, said), daemon=True)
+    reader = threading.Thread(target=_read, args=(app.host, said), daemon=True)
     reader.start()
     deadline = time.monotonic() + START_S
     with tqdm(total=len(STAGES) + 1, desc=f"{name}: start", unit="step", leave=False) as bar:
         while True:
             bar.n = len([stage for stage in STAGES if stage in said])
             bar.refresh()
-            if process.poll() is not None:
+            if app.host.poll() is not None:
                 raise ConfigError(f"the application ended at its start:\n{_end_of(app.log)}")
             if bar.n == len(STAGES) and _ready(app.url):
                 return
@@ -103,7 +139,7 @@ def _wait(name: str, process: subprocess.Popen[bytes], app: Running) -> None:
             time.sleep(0.5)
 
 
-def _read(process: subprocess.Popen[bytes], said: list[str]) -> None:
+def _read(process: psutil.Popen, said: list[str]) -> None:
     if process.stdout is not None:
         said.extend(line.decode(errors="replace").strip() for line in process.stdout)
 
@@ -113,26 +149,6 @@ def _ready(url: str) -> bool:
         return httpx.get(f"{url}/readyz", timeout=10).status_code == 200
     except httpx.HTTPError:
         return False
-
-
-def _end(process: subprocess.Popen[bytes], app: Running) -> None:
-    """Ask the host to stop; what then still runs of its processes is ended here."""
-    children = app.processes()
-    if process.stdin is not None:
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
-    try:
-        process.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        children = {*children, *app.processes()}  # type: ignore[assignment]
-        process.kill()
-        process.wait()
-    # psutil compares start times too: a reused pid is not ours, and is not touched.
-    _, alive = psutil.wait_procs(list(children), timeout=5)
-    for child in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
-    psutil.wait_procs(alive, timeout=5)
 
 
 def _environment() -> dict[str, str]:

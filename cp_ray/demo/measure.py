@@ -80,6 +80,7 @@ async def run_rag(
     *,
     users: int,
     seen: Seen,
+    # mypy does not match chat's wider types (Mapping, further optional arguments) to Ask's.
     ask: Ask = chat,  # type: ignore[assignment]
 ) -> list[Record]:
     """Ask everything; a request that fails fails the rest of its conversation, nothing else."""

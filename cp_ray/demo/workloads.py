@@ -17,7 +17,7 @@ from cp_ray.retrieval.chunking import split_evenly
 TOP_K = 8
 WORKERS = 5
 BLOCKS_PER_WORKER = 6
-CHAIN_QUESTIONS = 6
+CHAIN_QUESTIONS = 5
 
 
 class Turn(msgspec.Struct, frozen=True):

@@ -52,6 +52,32 @@ def run_reuse(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_conversations(args: argparse.Namespace) -> int:
+    """Replay every trace with its histories and print the rows; the exit status."""
+    from cp_ray.replay.conversation_bench import (
+        ConversationOptions,
+        ConversationRow,
+        bench_conversations,
+        table_of,
+    )
+
+    rows: list[ConversationRow] = []
+    for trace in args.trace:
+        rows += bench_conversations(
+            ConversationOptions(
+                trace=trace,
+                policies=tuple(name.strip() for name in args.policy.split(",") if name.strip()),
+                side_by_side=args.side_by_side,
+                cache_tokens=parse_cache_tokens("cache-tokens", args.cache_tokens),
+                history=not args.no_history,
+                k=args.k,
+            )
+        )
+    text = msgspec.json.encode(rows).decode() if args.json else table_of(rows)
+    sys.stdout.write(text + "\n")
+    return 0
+
+
 def run_import(args: argparse.Namespace) -> int:
     """Write a trace folder; the exit status."""
     from cp_ray.replay.importing import ImportOptions, import_trace

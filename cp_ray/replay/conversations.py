@@ -7,6 +7,7 @@ whether an engine finds its own output again depends on the chat template.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
 
@@ -17,7 +18,9 @@ from cp_ray.replay.policies import Sent
 from cp_ray.replay.trace import History, TraceRequest
 
 REFERENCE_TOKENS = 16
-"""A location annotation in place of a block: its text of 62 bytes at four bytes a token."""
+"""A location annotation in place of a block: counted with SmolLM2's tokenizer."""
+FURTHER_TOKENS = 8
+"""Each further block of the same annotation."""
 
 
 def pieces_of(sent: Sent) -> list[Piece]:
@@ -26,9 +29,13 @@ def pieces_of(sent: Sent) -> list[Piece]:
     lengths = request.lengths
     earlier = request.history.pieces if request.history else ()
     blocks: list[Piece] = [(block, lengths[block]) for block in sent.context]
-    references: list[Piece] = [
-        (("reference", request.request_id, block), REFERENCE_TOKENS) for block in sent.repeated
-    ]
+    repeated = set(sent.repeated)
+    references: list[Piece] = []
+    for again, run in itertools.groupby(request.context, repeated.__contains__):
+        if again:
+            first, *rest = run
+            tokens = REFERENCE_TOKENS + FURTHER_TOKENS * len(rest)
+            references.append((("reference", request.request_id, first), tokens))
     question: Piece = (("question", request.request_id), request.question_tokens)
     return [*earlier, *blocks, *references, question]
 

@@ -1,6 +1,7 @@
-"""What clients may send: OpenAI's chat and completion requests, and cp_ray's three fields.
+"""What clients may send: OpenAI's chat and completion requests, and cp_ray's own fields.
 
-`documents` (rank order, best first), `conversation` and `agent` are ours; every other name is
+`documents` (rank order, best first), `conversation`, `agent` and `lift_documents` (documents inside
+messages count as `documents`; default: the setting of that name) are ours; every other name is
 OpenAI's. Fields that OpenAI knows and that change nothing here are accepted and ignored; fields
 whose silent loss would give a wrong answer are refused (`REFUSED`); unknown names are refused too.
 """
@@ -201,6 +202,7 @@ class ChatRequest(Generation):
     max_completion_tokens: Tokens | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["auto", "none"] | None = None
+    lift_documents: StrictBool | None = None
 
     @property
     def output_limit(self) -> int | None:
@@ -230,6 +232,20 @@ class CompletionRequest(Generation):
     def output_limit(self) -> int | None:
         """OpenAI's default for this route is 16 tokens."""
         return self.max_tokens or 16
+
+
+class Score(BaseModel):
+    """POST /v1/score: how good one answer was, for the guardrail. id: the answer's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: Annotated[str, Field(min_length=1, max_length=128)]
+    score: Annotated[float, Field(ge=0, le=1)]
+
+    @property
+    def request_id(self) -> str:
+        """Without the prefix that says which route answered."""
+        return self.id.removeprefix("chatcmpl-").removeprefix("cmpl-")
 
 
 def _json_type(value: Any) -> str:

@@ -1,59 +1,85 @@
 """Messages and documents to a prepared request, and after the plan to the prompt.
 
-    head (template, system, earlier turns) | blocks | annotation | question | tail (template)
+head (template, system, earlier turns) | blocks | annotation | question | tail (template)
 
 Blocks are placed before the last user message's text. Everything here is a pure function of the
-request, the conversation record and the plan.
+request, the conversation's recorded turns and the plan.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from cp_ray.core.annotation import order_annotation
-from cp_ray.core.dedup import deduplicate
-from cp_ray.core.prompt import Block, body, location_block, make_block
+from cp_ray.core.chunk_dedup import ChunkDedup
+from cp_ray.core.prompt import Block, body, make_block
 from cp_ray.core.types import BlockId, Context, HeadId, PlanRequest, RequestId
 from cp_ray.errors import InvalidRequest
 from cp_ray.router.api import ChatRequest, CompletionRequest, Document, Message
 from cp_ray.router.auth import Tenant
-from cp_ray.router.conversation import Record, Turn, digest, match, plain_turn
+from cp_ray.router.conversation import Turn
+from cp_ray.router.history import chain, digest, last_user
+from cp_ray.router.lifting import lift
+from cp_ray.router.placing import Origin, place
 from cp_ray.router.tokenizer import Piece, PromptTokenizer
 
 Reuse = Literal["plain", "route", "full"]
 Request = ChatRequest | CompletionRequest
 
 
-class Source(msgspec.Struct, frozen=True):
-    """Where a block comes from. name: the client's id of it. position: in `documents`."""
+class Limits(msgspec.Struct, frozen=True):
+    """Settings of assembly.
 
-    name: str
-    position: int
+    partial_overlap_tokens: what a pointer must save, 0 = no pointers. lift: whether documents in
+    messages become blocks, unless the request says. most, longest: documents of a request, and
+    bytes of one, for those that are lifted.
+    """
+
+    partial_overlap_tokens: int = 0
+    lift: bool = False
+    most: int = 256
+    longest: int = 1 << 20
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What to record of the turn when its answer succeeded; `Finished` has the pieces.
+
+    link: which turn it is. seen: blocks a later turn may refer to. plain: (link, text) of the
+    user messages before it that are not recorded and were sent as the client sends them.
+    earlier_bytes: of the recorded turns before it.
+    """
+
+    link: str
+    seen: tuple[BlockId, ...]
+    plain: tuple[tuple[str, str], ...]
+    earlier_bytes: int
 
 
 class Prepared(msgspec.Struct, frozen=True):
     """One request before its plan.
 
-    blocks: as they will stand in the prompt, best first; a repeated one is its location block.
-    sources: of every block. repeated: blocks that an earlier turn holds, by the name of their
-    source. question: the last user text. head, tail: what stands before the blocks and after the
-    question. annotation_tokens: what an order annotation would add. record: to keep when the
-    answer succeeded; its last turn lacks the pieces (`Finished` has them).
+    request: with the documents that were found in messages. blocks: as they will stand in the
+    prompt, best first; a repeated one is its location block. origins: of every block. repeated:
+    names of documents that an earlier turn holds. earlier: turns that are sent as first sent.
+    head, ending, tail: what stands before the blocks, behind them in the user message, and after
+    it. annotation_tokens: what an order annotation would add. kept: None = not recorded.
     """
 
+    request: Request
     plan: PlanRequest
     blocks: tuple[Block, ...]
-    sources: dict[BlockId, Source]
+    origins: dict[BlockId, tuple[Origin, ...]]
     repeated: tuple[str, ...]
+    earlier: tuple[Turn, ...]
     head: tuple[Piece, ...]
-    question: str
+    ending: tuple[str, ...]
     tail: tuple[Piece, ...]
     annotation_tokens: int
-    record: Record | None
+    kept: Kept | None
 
     @property
     def prompt_tokens(self) -> int:
@@ -62,18 +88,37 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """The prompt in planned order. user: texts of the last user message's content, in order."""
+    """The prompt in planned order. user: texts of the last user message's content, in order.
+
+    context: blocks in the order in which they are the first of `user`. annotation: among `user`,
+    "" where the order needs none.
+    """
 
     prompt: tuple[int, ...]
     user: tuple[str, ...]
+    context: Context
+    annotation: str
+
+    def turn(self, request_id: RequestId, kept: Kept) -> Turn:
+        """What a later turn needs to know of this one."""
+        return Turn(request_id, self.user, self.context, kept.seen)
 
 
 class Assembler:
     """Prepares and finishes the requests of one model."""
 
-    def __init__(self, tokenizer: PromptTokenizer, model: str) -> None:
+    def __init__(
+        self, tokenizer: PromptTokenizer, model: str, limits: Limits | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self._model = model
+        self._limits = limits or Limits()
+
+    def links(self, request: Request) -> tuple[str, ...]:
+        """Names of the request's turns in the conversation's record; none outside conversations."""
+        if not isinstance(request, ChatRequest) or request.conversation is None:
+            return ()
+        return chain(request, self._model)
 
     def prepare(
         self,
@@ -82,86 +127,93 @@ class Assembler:
         request_id: RequestId,
         *,
         reuse: Reuse = "full",
-        record: Record | None = None,
+        turns: Sequence[Turn] | None = (),
     ) -> Prepared:
-        """Cut, de-duplicate and count. Raises InvalidRequest where the chat template refuses."""
-        turns: tuple[Turn, ...] = ()
-        prelude, matched = "", False
+        """Cut, de-duplicate and count. Raises InvalidRequest where the chat template refuses.
+
+        turns: recorded ones that the history begins with, as `links` names them; None when they
+        could not be read, and then those that may be there are left alone.
+        """
+        asked, links = request, self.links(request)
+        known = turns or ()
+        earlier = tuple(known[: max(len(links) - 1, 0)])
+        begun: Turn | None = None
         if isinstance(request, ChatRequest):
-            prelude, turns, matched = self._history(request, record)
-            head, question, tail = self._cut_chat(request, turns)
+            if len(links) == len(known) > 0 and request.messages[-1].role != "user":
+                begun = known[-1]
+            request = self._lift(request, tenant, earlier)
+            head, question, tail = self._cut_chat(request, earlier)
         else:
             head, question, tail = (), request.prompt, ()
-        blocks, sources = blocks_of(request.documents, tenant)
-        repeated: Context = ()
-        if reuse == "full" and matched:
-            seen = {block for turn in turns for block in turn.blocks}
-            repeated = deduplicate(tuple(block.id for block in blocks), seen).repeated
-        names = tuple(sources[block].name for block in repeated)
-        full = tuple(block.id for block in blocks if block.id not in repeated)
-        blocks, sources = _refer(blocks, sources, repeated, tenant)
-        question_tokens = len(self._tokenizer.encode(question)) if question else 0
+        full = reuse == "full"
+        # Behind earlier turns a head is this conversation's alone: shortening costs no sharing.
+        shorten = full and earlier and self._limits.partial_overlap_tokens
+        partial = ChunkDedup(self._tokens, self._limits.partial_overlap_tokens) if shorten else None
+        placed = place(request.documents, tenant, earlier, begun, partial, refer=full)
+        blocks = placed.blocks
+        ending = begun.pieces[len(begun.context) :] if begun else (question,)
+        before = begun or (earlier[-1] if earlier else None)
         plan = PlanRequest(
             request_id=request_id,
             head=self._head_id(head, tenant),
             head_tokens=self._count(head) + (0 if head else len(self._tokenizer.start)),
             context=tuple(block.id for block in blocks),
-            block_tokens=tuple(len(self._tokenizer.encode(block.text)) for block in blocks),
-            tail_tokens=question_tokens + self._count(tail),
-            movable=reuse == "full" and not repeated and len(blocks) > 1,
-            predecessor=record.request_id if matched and record is not None else None,
+            block_tokens=tuple(self._tokens(block.text) for block in blocks),
+            tail_tokens=sum(self._tokens(text) for text in ending if text) + self._count(tail),
+            movable=full and not earlier and begun is None and len(blocks) > 1,
+            predecessor=before.request_id if before else None,
         )
         annotation = order_annotation([block.label for block in blocks]) if plan.movable else ""
-        kept = Record(prelude, (*turns, Turn(digest(question), (), full)), request_id)
         return Prepared(
+            request=request,
             plan=plan,
             blocks=blocks,
-            sources=sources,
-            repeated=names,
+            origins=placed.origins,
+            repeated=placed.repeated,
+            earlier=earlier,
             head=head,
-            question=question,
+            ending=ending,
             tail=tail,
-            annotation_tokens=len(self._tokenizer.encode(annotation)) if annotation else 0,
-            record=kept if isinstance(request, ChatRequest) and request.conversation else None,
+            annotation_tokens=self._tokens(annotation) if annotation else 0,
+            kept=_kept(asked, links, earlier, placed.seen, read=turns is not None)
+            if links
+            else None,
         )
 
     def finish(self, prepared: Prepared, order: Context) -> Finished:
         """The prompt with its blocks in `order`, a permutation of `prepared.plan.context`."""
         by_id = {block.id: block for block in prepared.blocks}
-        user = (*body([by_id[block] for block in order], prepared.blocks), prepared.question)
+        texts = body([by_id[block] for block in order], prepared.blocks)
+        user = tuple(text for text in (*texts, *prepared.ending) if text)
         tokens = self._tokenizer.tokens
-        middle = tokens([Piece(text) for text in user if text])
+        middle = tokens([Piece(text) for text in user])
         head = tokens(prepared.head) if prepared.head else self._tokenizer.start
-        return Finished(head + middle + tokens(prepared.tail), user)
+        annotation = texts[-1] if len(texts) > len(order) else ""
+        return Finished(head + middle + tokens(prepared.tail), user, order, annotation)
 
-    def _history(
-        self, request: ChatRequest, record: Record | None
-    ) -> tuple[str, tuple[Turn, ...], bool]:
-        """Digest of the prelude, the earlier user messages, and whether the record is theirs."""
-        last = _last_user(request.messages)
-        systems = [m.content for m in request.messages[:last] if m.role in ("system", "developer")]
-        tools = json.dumps(request.offered_tools, sort_keys=True)
-        prelude = digest(self._model, tools, *systems)
-        users = [m.content for m in request.messages[:last] if m.role == "user"]
-        turns = match(record, prelude, users)
-        if turns is not None:
-            return prelude, turns, True
-        return prelude, tuple(plain_turn(text) for text in users), False
+    def _lift(self, request: ChatRequest, tenant: Tenant, earlier: Sequence[Turn]) -> ChatRequest:
+        asked = request.lift_documents
+        if not (self._limits.lift if asked is None else asked):
+            return request
+        seen = {block for turn in earlier for block in turn.seen}
+
+        def stands(document: Document) -> bool:
+            region = tenant.region(public=document.public)
+            return make_block(region, document.title, document.text).id in seen
+
+        return lift(request, stands, most=self._limits.most, longest=self._limits.longest)
 
     def _cut_chat(
-        self, request: ChatRequest, turns: Sequence[Turn]
+        self, request: ChatRequest, earlier: Sequence[Turn]
     ) -> tuple[tuple[Piece, ...], str, tuple[Piece, ...]]:
-        """Head, question and tail; earlier user messages byte for byte as first sent."""
+        """Head, question and tail; recorded user messages byte for byte as first sent."""
         messages = [self._message(index, m) for index, m in enumerate(request.messages)]
-        last = _last_user(request.messages)
-        question = request.messages[last].content
-        earlier = iter(turns)
+        last = last_user(request)
+        recorded = iter(earlier)
         contents: dict[int, tuple[str, ...]] = {}
         for index, message in enumerate(request.messages):
-            if index < last and message.role == "user":
-                contents[index] = next(earlier).pieces
-            else:
-                contents[index] = (message.content,)
+            turn = next(recorded, None) if message.role == "user" and index < last else None
+            contents[index] = turn.pieces if turn else (message.content,)
         cut = self._tokenizer.cut(messages, request.offered_tools)
         _check_shown(cut, request.messages)
         sides: tuple[list[Piece], list[Piece]] = ([], [])
@@ -173,7 +225,7 @@ class Assembler:
                 passed = 1
             else:
                 sides[passed].extend(Piece(text) for text in contents[part] if text)
-        return tuple(sides[0]), question, tuple(sides[1])
+        return tuple(sides[0]), request.messages[last].content, tuple(sides[1])
 
     def _message(self, index: int, message: Message) -> dict[str, Any]:
         """As a chat template reads it; what the template shows beside the content is checked."""
@@ -197,13 +249,26 @@ class Assembler:
         texts = [text for piece in head for text in ("t" if piece.template else "u", piece.text)]
         return HeadId(digest(self._model, tenant.cache_salt or "", *texts))
 
+    def _tokens(self, text: str) -> int:
+        return len(self._tokenizer.encode(text))
+
     def _count(self, pieces: Sequence[Piece]) -> int:
         return sum(len(self._tokenizer.encode(p.text, template=p.template)) for p in pieces)
 
 
-def user_text(user: Sequence[str]) -> str:
-    """A user message's content as one string."""
-    return "".join(user)
+def _kept(
+    request: Request,
+    links: Sequence[str],
+    earlier: Sequence[Turn],
+    seen: tuple[BlockId, ...],
+    *,
+    read: bool,
+) -> Kept:
+    """request: as the client sent it. read: whether the records could be read."""
+    messages = request.messages if isinstance(request, ChatRequest) else ()
+    users = [message.content for message in messages if message.role == "user"]
+    plain = list(zip(links, users, strict=True))[len(earlier) : -1] if read else []
+    return Kept(links[-1], seen, tuple(plain), sum(turn.size for turn in earlier))
 
 
 def _check_shown(cut: Sequence[str | int], messages: Sequence[Message]) -> None:
@@ -215,43 +280,6 @@ def _check_shown(cut: Sequence[str | int], messages: Sequence[Message]) -> None:
                 f"{cut.count(index)} times: send fewer messages, or use /v1/completions",
                 param=f"messages.{index}",
             )
-
-
-def _last_user(messages: Sequence[Message]) -> int:
-    return max(index for index, message in enumerate(messages) if message.role == "user")
-
-
-def blocks_of(
-    documents: Sequence[Document], tenant: Tenant
-) -> tuple[tuple[Block, ...], dict[BlockId, Source]]:
-    """Distinct blocks, best first: equal documents collapse to the first."""
-    blocks: dict[BlockId, Block] = {}
-    sources: dict[BlockId, Source] = {}
-    for position, document in enumerate(documents):
-        region = tenant.region(public=document.public)
-        block = make_block(region, document.title, document.text)
-        if block.id not in blocks:
-            blocks[block.id] = block
-            sources[block.id] = Source(document.id or f"documents.{position}", position)
-    return tuple(blocks.values()), sources
-
-
-def _refer(
-    blocks: tuple[Block, ...],
-    sources: Mapping[BlockId, Source],
-    repeated: Context,
-    tenant: Tenant,
-) -> tuple[tuple[Block, ...], dict[BlockId, Source]]:
-    """Each repeated block becomes its location block, where it stood."""
-    placed, placed_sources = [], {}
-    for block in blocks:
-        shown = block
-        if block.id in repeated:
-            shown = location_block(tenant.region(public=False), block)
-        if shown.id not in placed_sources:  # two texts of one label refer to the same words
-            placed.append(shown)
-            placed_sources[shown.id] = sources[block.id]
-    return tuple(placed), placed_sources
 
 
 def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:

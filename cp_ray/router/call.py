@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import msgspec
-
 from cp_ray.core.types import FirstToken, Routed, Settled, Step
 from cp_ray.errors import CpRayError, EngineError
-from cp_ray.router.assembly import Finished, Prepared
-from cp_ray.router.conversation import Record, Turn
+from cp_ray.router.assembly import Prepared
 from cp_ray.router.ports import Dispatcher, Planner
 from cp_ray.workers.engine import Chunk, Delivery, EngineRequest
 
-SaveRecord = Callable[[Record], Awaitable[None]]
+SaveTurn = Callable[[], Awaitable[None]]
 
 
 class Call:
@@ -27,16 +24,14 @@ class Call:
         self,
         request: EngineRequest,
         prepared: Prepared,
-        finished: Finished,
         step: Step | None,
         *,
         planner: Planner,
         dispatcher: Dispatcher,
-        save: SaveRecord | None,
+        save: SaveTurn | None,
     ) -> None:
         self.request = request
         self._prepared = prepared
-        self._finished = finished
         self._step = step
         self._planner = planner
         self._deliveries = dispatcher.stream(step, request)
@@ -85,13 +80,12 @@ class Call:
     def explain(self) -> dict[str, Any]:
         """The `cp_ray` object of an answer: what was planned, and what happened."""
         step, last = self._step, self._last
-        names = {block: source.name for block, source in self._prepared.sources.items()}
         order = step.context if step is not None else self._prepared.plan.context
         return {
             "request_id": self.request.request_id,
             "replica": self._replica,
             "branch": step.branch if step is not None else "",
-            "order": [names[block] for block in order],
+            "order": [origin.name for block in order for origin in self._prepared.origins[block]],
             "repeated": list(self._prepared.repeated),
             "predicted_cached_tokens": step.reused_tokens if step is not None else 0,
             "cached_tokens": last.cached_tokens if last is not None else 0,
@@ -117,12 +111,8 @@ class Call:
 
     async def _succeeded(self, chunk: Chunk) -> None:
         self._settle(Settled(self.request.request_id, chunk.cached_tokens, True, chunk.held_tokens))
-        record = self._prepared.record
-        if self._save is not None and record is not None:
-            last = record.turns[-1]
-            turn = Turn(last.user, tuple(text for text in self._finished.user if text), last.blocks)
-            turns = (*record.turns[:-1], turn)
-            await self._save(msgspec.structs.replace(record, turns=turns))
+        if self._save is not None:
+            await self._save()
 
     def _settle(self, settled: Settled) -> None:
         if self._settled:

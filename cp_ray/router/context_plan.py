@@ -88,7 +88,7 @@ async def _plan(
             index = index_of[step.request_id]
             item = prepared[index]
             finished = service.assembler.finish(item, step.context)
-            plans[index] = _shown(requests[index], item, step, position, finished)
+            plans[index] = _shown(item, step, position, finished)
             order.append(index)
     return plans, order
 
@@ -102,23 +102,19 @@ async def _steps(service: Service, requests: list[PlanRequest], reuse: Reuse) ->
     return steps
 
 
-def _shown(
-    request: ChatRequest, prepared: Prepared, step: Step, position: int, finished: Finished
-) -> dict[str, Any]:
-    last = max(i for i, message in enumerate(request.messages) if message.role == "user")
-    messages: list[dict[str, Any]] = [
-        message.model_dump(exclude_none=True) for message in request.messages
-    ]
-    if prepared.record is not None:
-        users = [i for i, message in enumerate(request.messages) if message.role == "user"]
-        for index, turn in zip(users, prepared.record.turns[:-1], strict=False):
-            messages[index]["content"] = "".join(turn.pieces)
-    messages[last]["content"] = "".join(finished.user)
-    annotated = len(finished.user) > len(prepared.blocks) + 1
-    ordered = [request.documents[prepared.sources[block].position] for block in step.context]
+def _shown(prepared: Prepared, step: Step, position: int, finished: Finished) -> dict[str, Any]:
+    request = prepared.request
+    given = request.messages if isinstance(request, ChatRequest) else ()
+    messages = [message.model_dump(exclude_none=True) for message in given]
+    users = [index for index, message in enumerate(given) if message.role == "user"]
+    for index, turn in zip(users, prepared.earlier, strict=False):
+        messages[index]["content"] = "".join(turn.pieces)
+    messages[users[-1]]["content"] = "".join(finished.user)
+    places = [origin.position for block in step.context for origin in prepared.origins[block]]
+    ordered = [request.documents[place] for place in places if place is not None]
     return {
         "documents": [document.model_dump(exclude_none=True) for document in ordered],
-        "annotation": finished.user[-2] if annotated else "",
+        "annotation": finished.annotation,
         "messages": messages,
         "group": step.branch,
         "position": position,

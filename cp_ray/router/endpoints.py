@@ -19,7 +19,7 @@ from cp_ray.router.api import ChatRequest, CompletionRequest
 from cp_ray.router.call import Call
 from cp_ray.router.context_plan import context_plan
 from cp_ray.router.dispatch import REPLICA_LOST
-from cp_ray.router.limits import parse, read_json, too_large
+from cp_ray.router.limits import parse, parse_score, read_json, too_large
 from cp_ray.router.responses import DONE, Format, Json, error_event, event
 from cp_ray.router.service import Service, known_error
 
@@ -54,6 +54,17 @@ def build_api(service: Service, lifespan: Lifespan | None = None) -> FastAPI:
             value = read_json(await _body(request, service.config.max_body_bytes))
             reuse = service.reuse(request.headers.get("x-cp-ray-reuse"))
             return JSONResponse(await context_plan(service, value, tenant, reuse))
+
+        return await _answer(request, work)
+
+    @api.post("/v1/score")
+    async def score(request: Request) -> Response:
+        async def work() -> Response:
+            tenant = service.auth.tenant(request.headers.get("authorization"))
+            value = read_json(await _body(request, service.config.max_body_bytes))
+            given = parse_score(value)
+            known = await service.guardrails.score(tenant.name, given.request_id, given.score)
+            return JSONResponse(known)
 
         return await _answer(request, work)
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from cp_ray.config import AppConfig
 from cp_ray.errors import InvalidRequest
-from cp_ray.router.api import HARMLESS, REFUSED, ChatRequest, Document, Generation
+from cp_ray.router.api import HARMLESS, REFUSED, ChatRequest, Document, Generation, Score
 
 R = TypeVar("R", bound=Generation)
 
@@ -79,6 +79,20 @@ def parse(kind: type[R], value: dict[str, Any], config: AppConfig) -> R:
             status=422,
         )
     return request
+
+
+def parse_score(value: dict[str, Any]) -> Score:
+    """Check a score; raises InvalidRequest for the first fault."""
+    try:
+        return Score.model_validate(value)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        path = ".".join(str(part) for part in fault["loc"])
+        raise InvalidRequest(
+            f"{path}: {fault['msg'][:1].lower()}{fault['msg'][1:]}: "
+            'send {"id": "chatcmpl-...", "score": 0 to 1}',
+            param=path,
+        ) from None
 
 
 def _check_fields(kind: type[Generation], value: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from cp_ray.core.types import Feedback, PlanRequest, Step
@@ -29,11 +29,11 @@ class Dispatcher(Protocol):
 class RecordStore(Protocol):
     """Small values with a time to live (`cp_ray.store.client.Store`)."""
 
-    async def get_record(self, key: str) -> bytes | None:
-        """The value, or None."""
+    async def get_records(self, keys: Sequence[str], ttl_s: int) -> list[bytes | None]:
+        """The values, None where there is none; each found is kept `ttl_s` seconds from now."""
 
-    async def put_record(self, key: str, value: bytes, ttl_s: int) -> None:
-        """Keep the value for `ttl_s` seconds."""
+    async def put_records(self, values: Mapping[str, bytes], ttl_s: int) -> None:
+        """Keep the values for `ttl_s` seconds, written in their order."""
 
 
 FetchInfo = Callable[[], Awaitable[EngineInfo]]

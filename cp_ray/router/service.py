@@ -16,10 +16,11 @@ from cp_ray.config import AppConfig
 from cp_ray.core.types import RequestId
 from cp_ray.errors import CpRayError, EngineUnavailable, InvalidRequest, Overloaded
 from cp_ray.router.api import ChatRequest
-from cp_ray.router.assembly import Assembler, Prepared, Request, Reuse
+from cp_ray.router.assembly import Assembler, Finished, Limits, Prepared, Request, Reuse
 from cp_ray.router.auth import Authenticator, Tenant
 from cp_ray.router.call import Call
-from cp_ray.router.conversation import Conversations, Record
+from cp_ray.router.conversation import Conversations, Turn
+from cp_ray.router.guardrails import Guardrails
 from cp_ray.router.ports import Dispatcher, FetchInfo, Planner, RecordStore
 from cp_ray.router.tokenizer import PromptTokenizer
 from cp_ray.router.window import Window
@@ -52,9 +53,12 @@ class Service:
     ) -> None:
         self.config = config
         self.auth = Authenticator(config)
-        self.assembler = Assembler(tokenizer, config.public_model_name)
+        self.assembler = Assembler(tokenizer, config.public_model_name, _limits(config))
         self.planner = planner
-        self.conversations = Conversations(store, config.conversation_ttl_s)
+        self.conversations = Conversations(
+            store, config.conversation_ttl_s, config.conversation_max_bytes
+        )
+        self.guardrails = Guardrails(store, config)
         self.new_id = new_id
         self.clock = clock
         self._dispatcher = dispatcher
@@ -103,6 +107,10 @@ class Service:
         """
         async with self._queue_place():
             prepared = await self.prepare(request, tenant, reuse)
+            if prepared.plan.movable:
+                route = Guardrails.route(tenant.name, request.agent)
+                if not await self.guardrails.reorders(route, prepared.plan.request_id):
+                    prepared = _in_place(prepared)
             step = None
             if reuse != "plain":
                 step = (await self._window.plan(prepared.plan)).step
@@ -117,11 +125,10 @@ class Service:
                     tenant.cache_salt,
                 ),
                 prepared,
-                finished,
                 step,
                 planner=self.planner,
                 dispatcher=self._dispatcher,
-                save=self._saver(request, tenant),
+                save=self._saver(request, tenant, prepared, finished),
             )
             try:
                 await call.begin()
@@ -132,19 +139,19 @@ class Service:
 
     async def prepare(self, request: Request, tenant: Tenant, reuse: Reuse) -> Prepared:
         """Read the conversation, assemble, and check that the prompt fits the model."""
-        record = None
-        if isinstance(request, ChatRequest) and request.conversation is not None:
-            key = Conversations.key(tenant.name, request.conversation)
-            record = await self.conversations.load(key)
+        turns: tuple[Turn, ...] | None = ()
+        if request.conversation is not None:
+            links = self.assembler.links(request)
+            turns = await self.conversations.load(tenant.name, request.conversation, links)
         work = partial(
             self.assembler.prepare,
             request,
             tenant,
             RequestId(self.new_id()),
             reuse=reuse,
-            record=record,
+            turns=turns,
         )
-        large = sum(len(document.text) for document in request.documents) > _THREAD_BYTES
+        large = _size(request) + sum(turn.size for turn in turns or ()) > _THREAD_BYTES
         prepared = await asyncio.to_thread(work) if large else work()
         return self._fit(prepared, request, await self._context_length())
 
@@ -169,8 +176,7 @@ class Service:
             )
         if need + prepared.annotation_tokens > limit:
             # It fits in the order given, which needs no annotation.
-            fixed = msgspec.structs.replace(prepared.plan, movable=False)
-            return msgspec.structs.replace(prepared, plan=fixed)
+            return _in_place(prepared)
         return prepared
 
     def _output_tokens(self, request: Request, prompt_tokens: int) -> int:
@@ -180,15 +186,22 @@ class Service:
         room = self.config.max_output_tokens if limit is None else limit - prompt_tokens
         return max(1, min(room, self.config.max_output_tokens))
 
-    def _saver(self, request: Request, tenant: Tenant) -> Any:
-        if not isinstance(request, ChatRequest) or request.conversation is None:
+    def _saver(
+        self, request: Request, tenant: Tenant, prepared: Prepared, finished: Finished
+    ) -> Any:
+        conversation, kept = request.conversation, prepared.kept
+        if conversation is None or kept is None:
             return None
-        key = Conversations.key(tenant.name, request.conversation)
-
-        async def save(record: Record) -> None:
-            await self.conversations.save(key, record)
-
-        return save
+        turn = finished.turn(prepared.plan.request_id, kept)
+        return partial(
+            self.conversations.save,
+            tenant.name,
+            conversation,
+            kept.link,
+            turn,
+            plain=kept.plain,
+            earlier_bytes=kept.earlier_bytes,
+        )
 
     @asynccontextmanager
     async def _queue_place(self) -> Any:
@@ -213,6 +226,28 @@ def known_error(error: BaseException) -> CpRayError | None:
             return seen
         seen = getattr(seen, "cause", None) or seen.__cause__
     return None
+
+
+def _in_place(prepared: Prepared) -> Prepared:
+    """With its blocks in the order given."""
+    fixed = msgspec.structs.replace(prepared.plan, movable=False)
+    return msgspec.structs.replace(prepared, plan=fixed)
+
+
+def _limits(config: AppConfig) -> Limits:
+    return Limits(
+        partial_overlap_tokens=config.partial_overlap_tokens,
+        lift=config.lift_documents,
+        most=config.max_documents,
+        longest=config.max_document_bytes,
+    )
+
+
+def _size(request: Request) -> int:
+    """Characters that may have to be tokenized."""
+    documents = sum(len(document.text) for document in request.documents)
+    messages = request.messages if isinstance(request, ChatRequest) else ()
+    return documents + sum(len(message.content) for message in messages)
 
 
 def _text_field(request: Request) -> Literal["messages", "prompt"]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import redis.asyncio as aioredis
@@ -103,6 +104,21 @@ class Store:
     async def put_record(self, key: str, value: bytes, ttl_s: int) -> None:
         """Write the record; it expires `ttl_s` seconds from now."""
         await self._bounded(self._client.set(f"{self._prefix}record:{key}", value, ex=ttl_s))
+
+    async def get_records(self, keys: Sequence[str], ttl_s: int) -> list[bytes | None]:
+        """Read several records; each found expires `ttl_s` seconds from now."""
+        pipe = self._client.pipeline(transaction=False)
+        for key in keys:
+            pipe.getex(f"{self._prefix}record:{key}", ex=ttl_s)
+        values: list[bytes | None] = await self._bounded(pipe.execute())
+        return values
+
+    async def put_records(self, values: Mapping[str, bytes], ttl_s: int) -> None:
+        """Write several records, in order; they expire `ttl_s` seconds from now."""
+        pipe = self._client.pipeline(transaction=False)
+        for key, value in values.items():
+            pipe.set(f"{self._prefix}record:{key}", value, ex=ttl_s)
+        await self._bounded(pipe.execute())
 
     async def close(self) -> None:
         """Close all connections; a second call does nothing."""

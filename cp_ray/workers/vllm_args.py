@@ -100,7 +100,7 @@ def engine_args(config: AppConfig, model: ResolvedModel, sockets: Path, cpu: boo
         # Serve reserved one bundle a rank; only vLLM's Ray executor takes its ranks from there.
         arguments["distributed_executor_backend"] = "ray"
     if cpu:
-        arguments |= {"dtype": "float32", "enforce_eager": True, "block_size": CPU_BLOCK}
+        arguments |= {"dtype": _cpu_dtype(), "enforce_eager": True, "block_size": CPU_BLOCK}
     arguments |= config.engine_kwargs
     try:
         args = AsyncEngineArgs(**arguments)
@@ -109,6 +109,13 @@ def engine_args(config: AppConfig, model: ResolvedModel, sockets: Path, cpu: boo
     if cpu or config.cache_tokens:
         _size_cache(args, config, cpu)
     return args
+
+
+def _cpu_dtype() -> str:
+    """bfloat16 only where the CPU has matrix units for it; elsewhere it is slower than float32."""
+    import torch
+
+    return "bfloat16" if torch.cpu.get_capabilities().get("amx_bf16") else "float32"
 
 
 def _size_cache(args: Any, config: AppConfig, cpu: bool) -> None:

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from cp_ray.config import parse_settings
-from cp_ray.demo.arms import _end, running, settings
+from cp_ray.demo.arms import Running, running, settings, stop
 from cp_ray.demo.engines import ARMS, engine_config
 from cp_ray.errors import ConfigError
 
@@ -42,17 +42,15 @@ def test_an_application_that_cannot_start_says_why_and_leaves_nothing(tmp_path: 
 
 
 def test_a_child_that_outlives_its_host_is_ended(tmp_path: Path) -> None:
-    from cp_ray.demo.arms import Running
-
     script = (
         "import subprocess, sys; subprocess.Popen([sys.executable, '-c', "
         "'import time; time.sleep(60)'], start_new_session=True); sys.stdin.read()"
     )
-    host = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
-    app = Running("", psutil.Process(host.pid), tmp_path / "log")
+    host = psutil.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
+    app = Running("", host, tmp_path / "log", tmp_path / "folder")
     deadline = time.monotonic() + 10
     while not app.processes() and time.monotonic() < deadline:
         time.sleep(0.05)
     (child,) = app.processes()
-    _end(host, app)
+    stop(app)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE

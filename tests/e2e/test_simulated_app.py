@@ -245,5 +245,5 @@ def test_a_batch_file_is_answered_line_by_line(base: str, tmp_path: Path) -> Non
     source.write_text("\n".join(lines))
     assert send_batch(plan_batch(source), output, base, 2, "none") == 0
     answers = [json.loads(line) for line in output.read_text().splitlines()]
-    assert {answer["custom_id"] for answer in answers} == {"r0", "r1", "r2", "r3"}
-    assert all(answer["response"]["usage"]["completion_tokens"] for answer in answers)
+    assert [answer["custom_id"] for answer in answers] == ["r0", "r1", "r2", "r3"]
+    assert all(a["response"]["body"]["usage"]["completion_tokens"] for a in answers)

@@ -33,10 +33,16 @@ def test_an_order_left_alone_needs_no_annotation() -> None:
 
 
 def test_a_repeated_block_becomes_a_reference_to_its_label() -> None:
-    reference = location_block("public", BLOCKS[1])
+    reference = location_block("public", [BLOCKS[1]])
     assert f"refer to [Doc {BLOCKS[1].label}] in the previous conversation" in reference.text
     assert reference.id != BLOCKS[1].id
     assert BLOCKS[1].label in BLOCKS[1].text
+
+
+def test_repeated_blocks_that_follow_each_other_share_a_sentence() -> None:
+    reference = location_block("public", [BLOCKS[1], BLOCKS[2]])
+    one, two = BLOCKS[1].label, BLOCKS[2].label
+    assert f"refer to [Doc {one}], [Doc {two}] in the previous conversation" in reference.text
 
 
 def test_a_block_is_the_same_bytes_in_every_prompt_and_apart_between_regions() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cp_ray.core.types import BlockId
-from cp_ray.replay.conversations import REFERENCE_TOKENS, SideBySide, pieces_of
+from cp_ray.replay.conversations import FURTHER_TOKENS, REFERENCE_TOKENS, SideBySide, pieces_of
 from cp_ray.replay.policies import Sent
 from cp_ray.replay.reuse import ReuseOptions, bench_reuse
 from cp_ray.replay.trace import read_trace
@@ -58,8 +58,8 @@ def test_de_duplication_saves_what_the_conversation_holds(talks: Path):
     }
     # none: each turn computes its blocks and question, a second turn the answer before it, too.
     assert rows["none"].prefill_tokens * 5 == 5 * 205 + 2 * 7
-    # online: turn 2 of a computes one block and a reference, of b two references; c reuses a.
-    again = 100 + REFERENCE_TOKENS + 12 + 2 * REFERENCE_TOKENS + 12
+    # online: turn 2 of a computes one block and a reference, of b one for two; c reuses a.
+    again = 100 + REFERENCE_TOKENS + 12 + REFERENCE_TOKENS + FURTHER_TOKENS + 12
     assert rows["online"].prefill_tokens * 5 == 2 * 205 + again + 5
     assert rows["online"].ceiling is None
     assert rows["online"].in_flight == 2

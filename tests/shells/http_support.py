@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -111,15 +111,15 @@ class MemoryStore:
         self.records: dict[str, bytes] = {}
         self.fault: CpRayError | None = None
 
-    async def get_record(self, key: str) -> bytes | None:
+    async def get_records(self, keys: Sequence[str], ttl_s: int) -> list[bytes | None]:
         if self.fault is not None:
             raise self.fault
-        return self.records.get(key)
+        return [self.records.get(key) for key in keys]
 
-    async def put_record(self, key: str, value: bytes, ttl_s: int) -> None:
+    async def put_records(self, values: Mapping[str, bytes], ttl_s: int) -> None:
         if self.fault is not None:
             raise self.fault
-        self.records[key] = value
+        self.records |= values
 
 
 class Bench:

@@ -13,8 +13,8 @@ from cp_ray.core.offline import OfflineOrders
 from cp_ray.core.types import HeadId, PlanRequest, ReplicaId, ReplicaInfo, RequestId
 from cp_ray.errors import ConfigError
 from cp_ray.router.api import Document
-from cp_ray.router.assembly import blocks_of
 from cp_ray.router.auth import DEFAULT, Tenant
+from cp_ray.router.placing import blocks_of
 
 
 def body(*documents: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 from cp_ray.agents.chain_of_agents import (
     AgentFailed,
     ChainAnswer,
+    Progress,
     chain_of_agents,
     manager_prompt,
     worker_prompt,
@@ -72,12 +73,42 @@ def test_documents_go_out_in_the_order_of_the_ranker() -> None:
     assert [d["id"] for d in seen[0]["documents"]] == ["a2", "a1", "a0"]
 
 
+def test_a_worker_that_failed_is_asked_again_and_its_chain_goes_on() -> None:
+    faults: list[Any] = [503, chunks_of("half")[:1]]
+
+    def reply(body: dict[str, Any]) -> Any:
+        if body["agent"] == "worker-2" and faults:
+            return faults.pop(0)
+        return chunks_of(f"unit of {body['agent']}")
+
+    heard: list[Progress] = []
+    with stub(reply) as (url, seen):
+        answer = run(url, progress=heard.append)
+    agents = [body["agent"] for body in seen]
+    assert agents == ["worker-1", *["worker-2"] * 3, "worker-3", "manager"]
+    assert seen[1] == seen[2] == seen[3], "asked the same again"
+    assert [call.tries for call in answer.calls] == [1, 3, 1, 1]
+    second = [(event.kind, event.text) for event in heard if event.agent == "worker-2"]
+    kinds = [kind for kind, _ in second]
+    assert kinds == ["asked", "failed", "asked", "text", "failed", "asked", "text", "answered"]
+    assert second[3][1] == "half"
+    assert second[-1][1] == "unit of worker-2"
+    assert {event.number for event in heard if event.agent == "manager"} == {4}
+
+
+@pytest.mark.parametrize(("status", "times"), [(503, 3), (422, 1)])
+def test_a_refusal_is_final_and_a_fault_after_three_tries(status: int, times: int) -> None:
+    with stub(lambda _: status) as (url, seen), pytest.raises(AgentFailed, match="worker-1"):
+        run(url)
+    assert len(seen) == times
+
+
 def test_a_failed_worker_is_named() -> None:
     def reply(body: dict[str, Any]) -> Any:
         return 503 if body["agent"] == "worker-2" else chunks_of("x")
 
     with stub(reply) as (url, seen), pytest.raises(AgentFailed, match="worker-2 failed") as failed:
-        run(url)
+        run(url, tries=1)
     assert len(seen) == 2
     assert failed.value.cause.status == 503
     again = pickle.loads(pickle.dumps(failed.value))  # noqa: S301

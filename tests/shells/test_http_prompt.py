@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from cp_ray.core.types import RequestId
 from cp_ray.errors import ConfigError, InvalidRequest
 from cp_ray.router.api import ChatRequest
 from cp_ray.router.assembly import Assembler, Finished, Prepared
 from cp_ray.router.auth import Tenant
-from cp_ray.router.conversation import Record
+from cp_ray.router.conversation import Turn
 from cp_ray.router.tokenizer import HuggingFaceTokenizer, PromptTokenizer, WordTokenizer
 from cp_ray.workers.models import resolve_model
 
@@ -42,12 +41,11 @@ def chat(
     return ChatRequest.model_validate(value)
 
 
-def keep(prepared: Prepared, finished: Finished) -> Record:
-    assert prepared.record is not None
-    *earlier, last = prepared.record.turns
-    pieces = tuple(text for text in finished.user if text)
-    last = type(last)(last.user, pieces, last.blocks)
-    return replace(prepared.record, turns=(*earlier, last))
+def keep(prepared: Prepared, finished: Finished) -> tuple[Turn, ...]:
+    """What a later request of the conversation finds."""
+    assert prepared.kept is not None
+    turn = finished.turn(prepared.plan.request_id, prepared.kept)
+    return (*prepared.earlier, turn)
 
 
 turns = st.lists(
@@ -72,13 +70,13 @@ def test_every_prompt_of_a_conversation_holds_what_it_names(
 ) -> None:
     assembler = Assembler(tokenizer, "m")
     messages: list[dict[str, Any]] = [{"role": "system", "content": "s"}]
-    record: Record | None = None
+    record: tuple[Turn, ...] = ()
     before: tuple[int, ...] = ()
     for number, (chosen, random, question) in enumerate(turns):
         messages.append({"role": "user", "content": question})
         documents = [POOL[i] for i in chosen]
         request = chat(messages, documents, conversation="c")
-        prepared = assembler.prepare(request, TENANT, RequestId(str(number)), record=record)
+        prepared = assembler.prepare(request, TENANT, RequestId(str(number)), turns=record)
         plan = prepared.plan
         order = list(plan.context)
         if plan.movable:
@@ -176,7 +174,7 @@ def test_a_tool_loop_keeps_the_blocks_at_the_last_user_message(tokenizer: Prompt
     ]
     request = chat(messages, POOL[:2], conversation="c")
     record = keep(first, finished)
-    again = assembler.prepare(request, TENANT, RequestId("2"), record=record)
+    again = assembler.prepare(request, TENANT, RequestId("2"), turns=record)
     assert again.repeated == ()
     prompt = assembler.finish(again, again.plan.context).prompt
     opening = first.plan.head_tokens + sum(first.plan.block_tokens)

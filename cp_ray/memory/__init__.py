@@ -1,0 +1,1 @@
+"""Memory: what is known of a user becomes context blocks."""

@@ -71,10 +71,10 @@ class EngineRow(msgspec.Struct, frozen=True):
     """One policy's result; every share is of requests, but the hit ratio, which is of tokens.
 
     predicted_within_one_block: the replica's view when the engine scheduled the request, against
-    what the engine found; of those `audited`. planned_within_one_block: the index's when it
-    planned. evictions: reports that a request lost usable tokens; evicted_blocks: engine blocks in
-    them, one of two requests twice. quarantines, new_epochs: false alarms, where the engine was
-    not tampered with. prefill_tok_s: prompt tokens served a second.
+    what the engine found, of those `audited`; exactly: to the token. planned_within_one_block: the
+    index's when it planned. evictions: reports that a request lost usable tokens; evicted_blocks:
+    engine blocks in them, one of two requests twice. quarantines, new_epochs: false alarms, where
+    the engine was not tampered with. prefill_tok_s: prompt tokens served a second.
     """
 
     policy: str
@@ -82,6 +82,7 @@ class EngineRow(msgspec.Struct, frozen=True):
     aborted: int
     hit_ratio: float
     predicted_within_one_block: float
+    predicted_exactly: float
     planned_within_one_block: float
     audited: int
     evictions: int
@@ -150,7 +151,7 @@ class _Run:
         self._longest = min(info.max_model_len - ANSWER_TOKENS, info.capacity_tokens)
         self._random = random.Random(options.seed)
         self._ttft: list[float] = []
-        self._prompt = self._cached = self._aborted = 0
+        self._prompt = self._cached = self._aborted = self._exact = 0
 
     async def row(self, requests: tuple[TraceRequest, ...]) -> EngineRow:
         waiting = deque(requests)
@@ -172,6 +173,7 @@ class _Run:
             aborted=self._aborted,
             hit_ratio=self._cached / max(self._prompt, 1),
             predicted_within_one_block=1 - counters.get("audit_mismatches", 0) / max(audited, 1),
+            predicted_exactly=self._exact / max(audited, 1),
             planned_within_one_block=counters.get("planned_within_one_block", 0) / max(settled, 1),
             audited=audited,
             evictions=self._ear.evictions,
@@ -212,6 +214,7 @@ class _Run:
         else:
             self._prompt += len(prompt)
             self._cached += last.cached_tokens
+            self._exact += last.held_tokens == last.cached_tokens
             settled = Settled(name, last.cached_tokens, True, last.held_tokens)
             self._index.hear(settled, time.monotonic())
         await self._resync()

@@ -104,8 +104,9 @@ def _event(fields: Mapping[str, Any]) -> CacheEvent | None:
 def _extra(fields: Mapping[str, Any], blocks: int) -> tuple[tuple[str, ...], ...]:
     keys: Sequence[Any] | None = fields.get("extra_keys")
     if keys is None:
-        lora, salt = fields.get("lora_name"), fields.get("cache_salt")
-        each: tuple[str, ...] = (lora,) if lora else ()
+        lora = fields.get("lora_name") or fields.get("lora_id")
+        each: tuple[str, ...] = (str(lora),) if lora is not None else ()
+        salt = fields.get("cache_salt")
         if salt and fields["parent_block_hash"] is None:
             # SGLang names the salt of every run; below the first block it is inherited.
             return ((*each, salt), *(each,) * (blocks - 1))

@@ -94,7 +94,10 @@ def test_a_replay_that_comes_late_forgets_the_cache(faulty, vllm_subject, tmp_pa
 
 @pytest.mark.parametrize("kind", [Stored, Removed])
 def test_one_event_in_a_hundred_lost_without_a_trace(faulty, vllm_subject, kind):
-    """No numbering tells: contradictions and audits do."""
+    """Beyond the faults of a stream with numbers: only contradictions and audits tell.
+
+    One block too many is within the tolerance of an audit, so a lost removal takes longer.
+    """
     view = vllm_subject.engine._view
     loser = Loser(0.01, kind, 1)
 
@@ -116,7 +119,7 @@ def test_one_event_in_a_hundred_lost_without_a_trace(faulty, vllm_subject, kind)
         finally:
             del view.on_batch
         detected = int(statistics.median(waits))
-        assert detected <= 50
+        assert detected <= (50 if kind is Stored else 100)
         await it.record(f"1% of {kind.__name__} events lost unseen", detected, began + waits[-1])
 
     faulty(test)

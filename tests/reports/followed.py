@@ -86,7 +86,7 @@ async def followed(kept: int = 100) -> AsyncIterator[Followed]:
     subject = Followed(Publisher(folder, kept))
     stream = EventStream(*subject.publisher.endpoints, subject.on_batch, subject.on_hole)
     task = asyncio.create_task(stream.run())
-    await asyncio.sleep(0.2)  # a subscriber that is not there yet hears nothing
+    await subject.publisher.subscribed()
     try:
         yield subject
     finally:

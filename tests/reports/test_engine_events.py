@@ -6,6 +6,7 @@ Numbers are those of the list the project keeps of such reports.
 import asyncio
 import importlib.util
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -142,17 +143,30 @@ def test_11_a_view_that_is_wrong_is_told_apart_from_one_that_is_right() -> None:
     assert residency.held_when_scheduled(wrong, PAGE) == 3 * PAGE
 
 
-def test_14_adapters_and_salts_hit_only_themselves() -> None:
-    for extra in ({"lora_name": "one"}, {"extra_keys": [["one"], []]}):
-        residency = Residency(PAGE)
-        other = {"lora_name": "two"} if "lora_name" in extra else {"extra_keys": [["two"], []]}
-        apply(residency, stored("ab", **extra))
-        assert held(residency, "ab") == 0
-        apply(residency, stored("ab"))
-        before = residency.blocks
-        assert held(residency, "ab") == 2
-        apply(residency, stored("ab", **other))
-        assert residency.blocks == before + 2, "three disjoint entries"
+@pytest.mark.parametrize(
+    ("extra", "other"),
+    [
+        ({"lora_name": "one"}, {"lora_name": "two"}),
+        ({"lora_id": 1}, {"lora_id": 2}),
+        ({"lora_id": 0}, {"lora_id": 1}),
+        ({"lora_id": 1, "lora_name": "one"}, {"lora_id": 1, "lora_name": "two"}),
+        ({"extra_keys": [["one"], []]}, {"extra_keys": [["two"], []]}),
+    ],
+    ids=["names", "numbers", "number 0", "names before numbers", "salts"],
+)
+def test_14_adapters_and_salts_hit_only_themselves(
+    extra: dict[str, Any], other: dict[str, Any]
+) -> None:
+    residency = Residency(PAGE)
+    apply(residency, stored("ab", **extra))
+    assert held(residency, "ab") == 0
+    apply(residency, stored("ab"))
+    before = residency.blocks
+    assert held(residency, "ab") == 2
+    apply(residency, stored("ab", **other))
+    assert residency.blocks == before + 2, "three disjoint entries"
+    assert not apply(residency, removed("ab", "a", **extra), removed("ab", "a", **other))
+    assert held(residency, "ab") == 2, "each loses only its own"
 
 
 def test_14_an_adapter_that_loses_its_blocks_costs_the_base_model_nothing() -> None:

@@ -16,20 +16,27 @@ def packed(*events: Any, form: type = list) -> bytes:
 
 
 class Publisher:
-    """What vLLM runs: a PUB socket, and a ROUTER that replays the last `kept` batches."""
+    """What vLLM runs: a PUB socket, and a ROUTER that replays the last `kept` batches.
+
+    XPUB is a PUB that hears who subscribes.
+    """
 
     def __init__(self, folder: str, kept: int = 100) -> None:
         from zmq.asyncio import Context
-        from zmq.constants import PUB, ROUTER
+        from zmq.constants import ROUTER, XPUB
 
         self.endpoints = (f"ipc://{folder}/events", f"ipc://{folder}/replay")
         self.context = Context()
-        self.pub, self.router = self.context.socket(PUB), self.context.socket(ROUTER)
+        self.pub, self.router = self.context.socket(XPUB), self.context.socket(ROUTER)
         self.pub.bind(self.endpoints[0])
         self.router.bind(self.endpoints[1])
         self.kept = kept
         self.log: list[bytes] = []
         self.serving = asyncio.create_task(self.serve())
+
+    async def subscribed(self) -> None:
+        """Until somebody listens: who is not there yet hears nothing."""
+        await asyncio.wait_for(self.pub.recv(), 30)
 
     async def publish(self, payload: bytes, lose: bool = False) -> None:
         self.log.append(payload)

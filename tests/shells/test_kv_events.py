@@ -122,7 +122,7 @@ async def follow(script: Callable[[Publisher], Awaitable[None]], kept: int = 100
     )
     task = asyncio.create_task(stream.run())
     try:
-        await asyncio.sleep(0.2)  # a subscriber that is not there yet hears nothing
+        await publisher.subscribed()
         await script(publisher)
         for _ in range(100):
             if heard and heard[-1] == len(publisher.log) - 1:

@@ -29,9 +29,9 @@ def test_adapters_hit_only_themselves_in_the_engine_and_in_our_view() -> None:
     texts = documents(source)
     adapters = [None, LoRARequest("one", 1, "/one"), LoRARequest("two", 2, "/two")]
     hits = 0
-    for number in range(300):
+    for number in range(500):
         prompt = sum(source.sample(texts, source.randint(1, 3)), ())
-        adapter = source.choice(adapters)
+        adapter = source.choice([None, *adapters])
         name = f"r{number}"
         predicted = residency.held_tokens(residency.path(prompt))
         cached = engine.admit(name, prompt, lora=adapter)

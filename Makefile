@@ -45,7 +45,7 @@ test-sglang: venv $(SGLANG)/.ready
 
 test-vllm029: $(VLLM029)/.ready
 	$(VLLM029)/bin/python -m pytest -q tests/contract/test_vllm_engine.py \
-	  tests/contract/test_vllm_event_classes.py
+	  tests/contract/test_vllm_event_classes.py tests/contract/test_vllm_manager_kinds.py
 	$(VLLM029)/bin/cp-ray $(BENCH) --engine vllm --concurrency 1
 	$(VLLM029)/bin/cp-ray $(BENCH) --engine vllm --concurrency 8 --abort-share 0.2
 

@@ -22,7 +22,8 @@ ARGS ?=
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: demo demo-chaos test test-sglang test-vllm029 check chaos bench bench-overhead format venv clean
+.PHONY: demo demo-chaos test test-sglang test-vllm029 check chaos fuzz bench bench-overhead
+.PHONY: bench-recovery format venv clean
 
 demo: venv
 	$(BIN)/python -m cp_ray.demo $(ARGS)
@@ -56,12 +57,20 @@ check: venv
 	$(BIN)/lint-imports
 	$(BIN)/codespell cp_ray tests docs benchmarks examples README.md CHANGELOG.md
 
+# Every fault under load; writes the fault table of docs/operations.md. Under 20 minutes.
 chaos: venv
+	$(BIN)/python -m tests.chaos --docs docs/operations.md $(ARGS)
 	$(BIN)/python -m pytest -q -m chaos
+
+fuzz: venv
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 bench: venv
 	$(BIN)/cp-ray bench index
 	$(BIN)/cp-ray bench reuse --trace ../shared/data/multihoprag --policy none,frequency,paper
+
+bench-recovery: venv
+	$(BIN)/python -m benchmarks.recovery $(ARGS)
 
 bench-overhead: venv
 	$(BIN)/python -m benchmarks.overhead $(ARGS)

@@ -1,6 +1,6 @@
 """docs/reuse.md from replays: every trace, cache, number in flight and policy.
 
-    python -m benchmarks.reuse_table run [--policies P,..]                  measure what is missing
+    python -m benchmarks.reuse_table run [--policies P,..] [--traces "T;.."]  what is missing
     python -m benchmarks.reuse_table forget --policies P,..                 to measure them anew
     python -m benchmarks.reuse_table write                                  tables and plots
 
@@ -95,8 +95,9 @@ def write_cells(cells: list[Cell]) -> None:
     partial.replace(RESULTS)
 
 
-def wanted(policies: tuple[str, ...]) -> Iterator[Place]:
-    for trace, path in TRACES.items():
+def wanted(policies: tuple[str, ...], traces: tuple[str, ...]) -> Iterator[Place]:
+    for trace in traces:
+        path = TRACES[trace]
         for policy in policies:
             known = (DATA / path / AUTHORS).exists() if policy == "plan" else policy in ALL
             if not known:
@@ -131,11 +132,12 @@ def measure(bench: Bench, place: Place) -> Cell:
     )
 
 
-def run(policies: tuple[str, ...], pause: Path | None) -> None:
+def run(policies: tuple[str, ...], traces: tuple[str, ...], pause: Path | None) -> None:
     cells = read_cells()
     known = {cell.place for cell in cells}
     bench, of = Bench(), ("", "")
-    for place in tqdm([place for place in wanted(policies) if place not in known], disable=None):
+    missing = [place for place in wanted(policies, traces) if place not in known]
+    for place in tqdm(missing, disable=None):
         while pause is not None and pause.exists():
             time.sleep(5)
         if place[:2] != of:
@@ -159,6 +161,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("run", "forget", "write"))
     parser.add_argument("--policies", default=",".join((*ONLINE, *OFFLINE)))
+    parser.add_argument("--traces", help=f"by ';', of: {'; '.join(TRACES)}")
     parser.add_argument("--pause-while", type=Path, help="begin no cell while this file exists")
     args = parser.parse_args()
     policies = tuple(name for name in args.policies.split(",") if name)
@@ -167,7 +170,8 @@ def main() -> int:
     elif args.what == "forget":
         write_cells([cell for cell in read_cells() if cell.policy not in policies])
     else:
-        run(policies, args.pause_while)
+        traces = tuple(name.strip() for name in args.traces.split(";")) if args.traces else ()
+        run(policies, traces or tuple(TRACES), args.pause_while)
     return 0
 
 

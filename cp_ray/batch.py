@@ -22,10 +22,11 @@ from tqdm import tqdm
 
 from cp_ray.batch_results import Results, is_final
 from cp_ray.config import AppConfig
-from cp_ray.core.index import ContextIndex
-from cp_ray.core.scheduling import schedule
-from cp_ray.core.types import Context, RequestId
+from cp_ray.core.merging import FAST, THOROUGH, merge, steps
+from cp_ray.core.offline import OfflineOrders
+from cp_ray.core.types import BlockId, Context
 from cp_ray.errors import ConfigError, InvalidRequest
+from cp_ray.progress import watched
 from cp_ray.router.api import ChatRequest, CompletionRequest
 from cp_ray.router.auth import DEFAULT, Tenant
 from cp_ray.router.limits import parse, read_json
@@ -34,6 +35,10 @@ from cp_ray.router.placing import blocks_of
 Json = dict[str, Any]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TIMEOUT_S = 600.0
+THOROUGH_UP_TO = 5000
+"""Requests that are worth some 10 ms each of local search; beyond, some 0.1 ms each must do."""
+LETTERS_A_TOKEN = 4
+"""Good enough to weigh blocks against each other; no tokenizer is at hand here."""
 WAITS_S = (0.2, 1.0)
 """Before each further try of a request that found the server busy or away."""
 
@@ -49,22 +54,23 @@ class Item(msgspec.Struct, frozen=True):
 
 
 def plan_batch(source: Path, index: Path | None = None, tenant: str = DEFAULT) -> list[Item]:
-    """Algorithms 4 and 5 over the file: its requests in the order of sending.
+    """The offline construction over the file: its requests in the order of sending.
 
     index: where to write the offline index; `index=FILE` then gives online requests of `tenant`
     the same orders. Raises ConfigError naming file and line.
     """
     items = _read(source)
-    contexts = [_context(source, item, tenant) for item in items]
-    built = ContextIndex()
-    steps = built.build(contexts)
+    sizes: dict[BlockId, int] = {}
+    contexts = [_context(source, item, tenant, sizes) for item in items]
+    moves = THOROUGH if len(items) <= THOROUGH_UP_TO else FAST
+    with watched("offline order", steps(len(items), moves)) as done:
+        merged = merge(contexts, sizes, moves, done=done)
     if index is not None:
+        orders = OfflineOrders()
+        orders.adopt(merged.contexts)
         with _create(index) as file:
-            file.write(built.offline.dump())
-    place: dict[RequestId, int] = {step.request_id: i for i, step in enumerate(steps)}
-    # Along the tree first: neighbours of one group then share the most.
-    along = sorted(steps, key=lambda step: step.search_path)
-    return [items[place[step.request_id]] for group in schedule(along) for step in group]
+            file.write(orders.dump())
+    return [items[position] for position in merged.sequence]
 
 
 def write_plan(items: Sequence[Item], output: Path) -> int:
@@ -187,8 +193,8 @@ def _check_ids(source: Path, items: Sequence[Item]) -> None:
         first[item.id] = item.number
 
 
-def _context(source: Path, item: Item, tenant: str) -> Context:
-    """Distinct block ids, best first."""
+def _context(source: Path, item: Item, tenant: str, sizes: dict[BlockId, int]) -> Context:
+    """Distinct block ids, best first; their sizes, in about tokens, go into `sizes`."""
     kind = ChatRequest if item.url == CHAT else CompletionRequest
     config = AppConfig(served_model_name=str(item.body.get("model")))
     try:
@@ -196,4 +202,5 @@ def _context(source: Path, item: Item, tenant: str) -> Context:
     except InvalidRequest as error:
         raise ConfigError(f"{source}, {item.id}: {error.message}") from error
     blocks, _ = blocks_of(request.documents, Tenant(tenant))
+    sizes.update((block.id, len(block.text) // LETTERS_A_TOKEN + 1) for block in blocks)
     return tuple(block.id for block in blocks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -41,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         bench.add_parser("conversations", help="reuse across turns, beside its ceilings")
     )
     _bench_engine(bench.add_parser("engine", help="a trace through a real engine"))
+    _bench_serve(bench.add_parser("serve", help="the whole application under steady load"))
     return parser
 
 
@@ -147,23 +147,34 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
+def _bench_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--soak", action="store_true", required=True, help="does anything grow?")
+    parser.add_argument("--seconds", type=float, default=600.0, help="of steady load")
+    parser.add_argument("--replicas", type=int, default=2, help="simulated engines")
+    parser.add_argument("--concurrency", type=int, default=16, help="clients that find the limit")
+    parser.add_argument("--load", type=float, default=0.8, help="share of that limit")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+
+    def run(args: argparse.Namespace) -> int:
+        from cp_ray.demo.soak import SoakOptions, run_soak, show
+
+        options = SoakOptions(args.seconds, args.replicas, args.concurrency, args.load, args.seed)
+        return show(run_soak(options), as_json=args.json)
+
+    parser.set_defaults(run=run)
+
+
 def _bench_index(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--n", type=int, default=2000)
+    parser.add_argument("--n", default="2000", help="stored contexts; or several, by commas")
     parser.add_argument("--k", type=int, default=15)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
 
     def run(args: argparse.Namespace) -> int:
-        import msgspec
+        from cp_ray.replay.command import run_index
 
-        from cp_ray.replay.index_bench import bench_index
-
-        figures = msgspec.to_builtins(bench_index(args.n, args.k, args.seed))
-        if args.json:
-            print(json.dumps(figures))
-        else:
-            print("\n".join(f"{name:>18} {value:10.3f}" for name, value in figures.items()))
-        return 0
+        return run_index(args)
 
     parser.set_defaults(run=run)
 
@@ -171,7 +182,11 @@ def _bench_index(parser: argparse.ArgumentParser) -> None:
 def _bench_reuse(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, required=True, help="folder or file")
     parser.add_argument("--policy", default="none,frequency,paper", help="names, or plan:FILE")
-    parser.add_argument("--ablate", default="", help="also without these: order,schedule,leaders")
+    parser.add_argument(
+        "--ablate",
+        default="",
+        help="also without these: order,schedule,leaders; or under limits: topN,moveN",
+    )
     parser.add_argument("--cache-tokens", default="inf", help="N or inf; or several, by commas")
     parser.add_argument("--in-flight", default="1", help="requests together; or several")
     parser.add_argument("--in-flight-sharing", choices=("step", "finished"), default="step")

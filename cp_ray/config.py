@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from difflib import get_close_matches
+from hashlib import sha256
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -36,14 +37,45 @@ def _reveal(value: Any) -> str:
     raise TypeError(f"a setting of type {type(value).__name__} has no JSON form")
 
 
+def _words(value: Any) -> Any:
+    """Command-line values are strings: names are parted by commas."""
+    if isinstance(value, str):
+        return tuple(word.strip() for word in value.split(",") if word.strip())
+    return value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_words)]
 JsonDict = Annotated[dict[str, Any], BeforeValidator(_from_json)]
-Keys = Annotated[dict[str, SecretStr], BeforeValidator(_from_json)]
+
+
+def _hashed(value: Any) -> Any:
+    """Keep no key: only its digest goes into the processes of the application, and to Ray."""
+    value = _from_json(value)
+    if not isinstance(value, dict):
+        return value
+    return {name: _hashed_words(text) for name, text in value.items()}
+
+
+def _hashed_words(text: Any) -> Any:
+    if isinstance(text, SecretStr):
+        text = text.get_secret_value()
+    if not isinstance(text, str):
+        return text
+    words = text.encode("utf-8", "replace").split()
+    return b" ".join(
+        word if word.startswith(DIGEST) else DIGEST + sha256(word).hexdigest().encode()
+        for word in words
+    ).decode("utf-8", "replace")
+
+
+DIGEST = b"sha256:"
+Keys = Annotated[dict[str, SecretStr], BeforeValidator(_hashed)]
 
 
 class AppConfig(BaseModel):
     """Settings of one cp_ray application. Sizes in tokens or bytes, times in seconds."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     # What is served.
     engine: Literal["vllm", "sglang", "simulated"] = "vllm"
@@ -92,6 +124,12 @@ class AppConfig(BaseModel):
     )
     index: str | None = Field(default=None, description="offline index file to start warm from")
     alpha: float = Field(default=0.001, ge=0, le=0.01, description="Eq. 1's weight of positions")
+    keep_top: int = Field(
+        default=0, ge=0, description="so many best documents stay in front, in their order"
+    )
+    max_displacement: int | None = Field(
+        default=None, ge=0, description="places a document may move; default: any number"
+    )
 
     # Resources of one engine replica.
     cpus_per_replica: float = Field(default=0.5, ge=0)
@@ -116,7 +154,16 @@ class AppConfig(BaseModel):
     window_ms: float = Field(default=5.0, ge=0, le=1000)
     window_max: int = Field(default=64, ge=1)
     plan_deadline_ms: float = Field(default=250.0, gt=0)
-    api_keys: Keys = Field(default_factory=dict, description="tenant -> bearer key; empty = open")
+    api_keys: Keys = Field(
+        default_factory=dict,
+        description="tenant -> bearer keys parted by spaces, or their sha256:HEX; empty = open",
+    )
+    share_public: Names = Field(
+        default=(), description="tenants whose prompts of public documents only are cached for all"
+    )
+    tenant_requests_per_minute: int | None = Field(default=None, ge=1)
+    tenant_tokens_per_minute: int | None = Field(default=None, ge=1, description="in and out")
+    tenant_max_calls: int | None = Field(default=None, ge=1, description="at a time")
 
     # Limits, enforced with 400, 413 or 422.
     max_body_bytes: int = Field(default=8 << 20, ge=1024)

@@ -125,10 +125,10 @@ def _pick(forest: Forest, leaves: int, state: Int64) -> int:
 
 
 @compiled
-def anneal(forest: Forest, leaves: int, tokens: Int64, cooling: Cooling) -> None:
+def anneal(forest: Forest, leaves: int, tokens: Int64, cooling: Cooling, done: Int64) -> None:
     """Make the moves, each to its old place or an ancestor of some leaf that shares a block.
 
-    tokens: of each block number.
+    tokens: of each block number. done: shape (1,), counts the moves up.
     """
     postings = new_postings(forest, leaves, len(tokens))
     state = np.full(1, cooling.seed % (_MODULUS - 1) + 1, np.int64)
@@ -144,6 +144,7 @@ def anneal(forest: Forest, leaves: int, tokens: Int64, cooling: Cooling) -> None
     spares = np.sum(forest.parent == UNUSED)
     for move in range(cooling.moves):
         temperature = cooling.hot * (cooling.cold / cooling.hot) ** (move / cooling.moves)
+        done[0] += 1
         node = _pick(forest, leaves, state)
         if forest.size[node] == 0:
             continue

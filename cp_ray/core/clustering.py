@@ -10,6 +10,7 @@ import numpy.typing as npt
 from scipy.cluster.hierarchy import linkage
 
 from cp_ray.core.distance import DEFAULT_ALPHA
+from cp_ray.core.torch_distances import WORTH_A_GPU, gpu, pairwise_distances_torch
 from cp_ray.core.types import BlockId, Context
 
 
@@ -79,9 +80,13 @@ def pairwise_distances(
     """Eq. 1 of every pair, in scipy's condensed form: shape (n * (n - 1) / 2,).
 
     Walks each block's list of occurrences, so the work is the number of shared blocks over all
-    pairs and not n^2 * k^2.
+    pairs and not n^2 * k^2. On a GPU, where there is one and the contexts are many, the same
+    numbers come from `torch_distances`.
     """
     count = len(contexts)
+    device = gpu() if count >= WORTH_A_GPU else None
+    if device is not None:
+        return pairwise_distances_torch(contexts, alpha, device)
     shared = np.zeros((count, count), dtype=np.int32)
     gaps = np.zeros((count, count), dtype=np.float64)
     where: dict[BlockId, list[tuple[int, int]]] = {}

@@ -28,10 +28,13 @@ UNUSED = -2
 
 
 def compiled(function: F) -> F:
-    """The function as machine code, kept on disk between processes; itself without numba."""
+    """The function as machine code, kept on disk between processes; itself without numba.
+
+    Other threads run meanwhile: one may show the progress.
+    """
     if not COMPILES:
         return function
-    made: F = _numba.njit(cache=True)(function)
+    made: F = _numba.njit(cache=True, nogil=True)(function)
     return made
 
 
@@ -92,20 +95,6 @@ def new_postings(forest: Forest, leaves: int, blocks: int) -> Postings:
             items[start[block] + length[block]] = leaf
             length[block] += 1
     return Postings(start, length, items)
-
-
-@compiled
-def shared_weight(forest: Forest, one: int, other: int, tokens: Int64) -> int:
-    """Tokens of the blocks both nodes contain."""
-    total = 0
-    a = b = 0
-    while a < forest.size[one] and b < forest.size[other]:
-        left, right = forest.content[one, a], forest.content[other, b]
-        if left == right:
-            total += tokens[left]
-        a += left <= right
-        b += right <= left
-    return total
 
 
 @compiled

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from cp_ray.core.distance import DEFAULT_ALPHA
+from cp_ray.core.interned import interned
+from cp_ray.core.limits import Limits, limited_search
 from cp_ray.core.load import LoadLedger
 from cp_ray.core.memory import Memory
 from cp_ray.core.offline import OfflineOrders
@@ -22,13 +24,7 @@ from cp_ray.core.record import Record, State, record_of
 from cp_ray.core.remembered import RememberedOrders
 from cp_ray.core.replicas import ReplicaTable, Verdict
 from cp_ray.core.rest_order import RestOrder
-from cp_ray.core.search import (
-    Candidate,
-    best_per_holder,
-    exact_search,
-    fixed_search,
-    greedy_search,
-)
+from cp_ray.core.search import Candidate, best_per_holder, fixed_search, greedy_search
 from cp_ray.core.trust import Trust, TrustLedger
 from cp_ray.core.types import (
     BlockId,
@@ -45,6 +41,7 @@ from cp_ray.core.types import (
     Settled,
     Step,
 )
+from cp_ray.core.window_order import held_tokens, plan_in_turn
 
 REMEMBERED = 10_000
 """Evicted orders kept: some 1 KB each."""
@@ -54,7 +51,7 @@ class ContextIndex:
     """All trees, records, replicas and load; every public method leaves `check()` true.
 
     search: "exact" for serving, "paper" for Algorithm 1. max_records bounds memory: past it the
-    oldest record is forgotten. offline: orders to start warm from.
+    oldest record is forgotten. offline: orders to start warm from. limits: how far blocks move.
     """
 
     def __init__(
@@ -63,6 +60,7 @@ class ContextIndex:
         search: Literal["exact", "paper"] = "exact",
         max_records: int = 100_000,
         offline: OfflineOrders | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.alpha = alpha
         self.replicas = ReplicaTable()
@@ -70,12 +68,13 @@ class ContextIndex:
         self.ledger = LoadLedger()
         self.utilisation = Utilisation()
         self.offline = offline or OfflineOrders()
-        self.rest_order = RestOrder()
+        self.limits = limits or Limits()
+        self.rest_order = RestOrder(limits=self.limits)
         self._search = search
-        self._max_records = max_records
-        self._memory = Memory(RememberedOrders(REMEMBERED))
-        self._trees = self._memory.trees
-        self._records = self._memory.records
+        self.max_records = max_records
+        self.memory = Memory(RememberedOrders(REMEMBERED))
+        self._trees = self.memory.trees
+        self._records = self.memory.records
         self._assigned: Counter[ReplicaId] = Counter()
         self._counters: Counter[str] = Counter()
 
@@ -89,7 +88,7 @@ class ContextIndex:
             self._assigned.pop(replica, None)
 
     def plan(self, requests: Sequence[PlanRequest], now: float) -> list[Step]:
-        """One step per request, in order; each sees the reservations of those before it.
+        """One step per request, in the order of sending; each sees those before it.
 
         now: seconds, any origin, not decreasing.
         """
@@ -97,8 +96,15 @@ class ContextIndex:
             self._counters["leases_swept"] += 1
             record = self._records.get(request)
             if record is not None and record.state is State.PLANNED:
-                self._memory.remove(request)  # perhaps never prefilled: no report would clear it
+                self.memory.remove(request)  # perhaps never prefilled: no report would clear it
         self.utilisation.observe(self.ledger.busy_share(len(self.replicas.live)), now)
+        if len(requests) > 1 and self._search == "exact":
+            return plan_in_turn(
+                requests,
+                sum(info.capacity_tokens for info in self.replicas.live.values()),
+                lambda one: held_tokens(one, self.memory, self._candidates),
+                lambda one: self._plan_one(one, now),
+            )
         return [self._plan_one(request, now) for request in requests]
 
     def _plan_one(self, request: PlanRequest, now: float) -> Step:
@@ -112,7 +118,7 @@ class ContextIndex:
         total = request.head_tokens + sum(request.block_tokens) + request.tail_tokens
         most: dict[ReplicaId, int] = {}
         options = []
-        for replica in self.replicas.live:
+        for replica in self.replicas.usable:
             match = best.get(self.replicas.bit(replica))
             most[replica] = reusable = self._reusable(request, replica, match)
             wait, running = self.ledger.prefill_tokens(replica), self.ledger.running(replica)
@@ -145,10 +151,10 @@ class ContextIndex:
             return []
         if not request.movable:
             return fixed_search(tree.root, request.context, tokens)
-        if self._search == "paper":
+        if self._search == "paper" and not self.limits.bind:
             return greedy_search(tree.root, request.context, tokens, self.alpha)
         familiar = self.rest_order.popular
-        return exact_search(tree.root, request.context, tokens, remembered=familiar)
+        return limited_search(tree.root, request.context, tokens, self.limits, familiar)
 
     def _order(
         self,
@@ -160,13 +166,14 @@ class ContextIndex:
     ) -> tuple[Context, int]:
         """Algorithm 2 behind the prefix followed; the held tokens given up (decision 0009)."""
         if not request.movable:
-            return request.context, 0
+            return tuple(map(interned, request.context)), 0
         if not candidates:
-            candidates = exact_search(self.offline.root, request.context, tokens)
+            candidates = limited_search(self.offline.root, request.context, tokens, self.limits)
         path = best_path(candidates, self.replicas.bit(chosen), self.rest_order.trust)
         given_up = match.tokens - path.held_tokens if match else 0
         if self._search == "paper":
-            return order(request.context, path.prefix), given_up
+            context = tuple(map(interned, request.context))
+            return order(context, path.prefix), given_up
         return self.rest_order.arrange(request.context, path.prefix, tokens), given_up
 
     def _reusable(self, request: PlanRequest, replica: ReplicaId, match: Candidate | None) -> int:
@@ -194,7 +201,7 @@ class ContextIndex:
             if record is None:
                 self._counters["unknown_feedback"] += 1
             elif not feedback.ok:
-                self._memory.remove(request)
+                self.memory.remove(request)
             else:
                 record.state = State.RESIDENT
                 self._audit(feedback, record)
@@ -223,11 +230,11 @@ class ContextIndex:
         self._counters["spilled"] += 1
         self.ledger.move(feedback.request_id, feedback.replica, record.tokens_left)
         if feedback.replica not in self.replicas.live:
-            self._memory.remove(feedback.request_id)
+            self.memory.remove(feedback.request_id)
             return
         record.predicted = 0
         bit = self.replicas.bit(feedback.replica)
-        self._memory.move(feedback.request_id, feedback.replica, bit)
+        self.memory.move(feedback.request_id, feedback.replica, bit)
 
     def apply(self, message: ReplicaMessage) -> bool:
         """Take a report or a dump; False when it was ignored or told that one was lost."""
@@ -238,17 +245,17 @@ class ContextIndex:
         if verdict is Verdict.NEW_EPOCH:
             self._forget(message.replica)
         if isinstance(message, Dump):
-            self._memory.keep_only(message.replica, message.held)
+            self.memory.keep_only(message.replica, message.held)
             self.trust.restore(message.replica)
             return True
         for eviction in message.evicted:
             record = self._records.get(eviction.request_id)
             if record is None or record.replica != message.replica:
                 self._counters["unknown_evictions"] += 1
-                self._memory.evicted_early(message.replica, eviction)
+                self.memory.evicted_early(message.replica, eviction)
                 continue
             self._counters["evictions"] += 1
-            self._memory.shrink(eviction.request_id, eviction.tokens_left)
+            self.memory.shrink(eviction.request_id, eviction.tokens_left)
         return verdict is Verdict.APPLY
 
     def dump_requests(self, now: float) -> tuple[DumpRequest, ...]:
@@ -272,14 +279,14 @@ class ContextIndex:
 
     def _remember(self, request: PlanRequest, record: Record, planned: Context) -> None:
         bit = self.replicas.bit(record.replica)
-        self._memory.remember(request.request_id, record, planned, bit)
-        if len(self._records) > self._max_records:
+        self.memory.remember(request.request_id, record, planned, bit)
+        if len(self._records) > self.max_records:
             self._counters["records_over_capacity"] += 1
-            self._memory.remove(next(iter(self._records)))
+            self.memory.remove(next(iter(self._records)))
 
     def _forget(self, replica: ReplicaId) -> None:
         """Believe nothing of the replica any more; its running requests keep their load."""
-        self._memory.forget(replica)
+        self.memory.forget(replica)
         self.trust.restore(replica)
         self._counters["replicas_forgotten"] += 1
 
@@ -290,4 +297,4 @@ class ContextIndex:
         self.ledger.check()
         self.offline.check()
         self.rest_order.check()
-        self._memory.check(self.replicas)
+        self.memory.check(self.replicas)

@@ -30,7 +30,9 @@ class Memory:
 
     def remember(self, request: RequestId, record: Record, context: Context, bit: int) -> None:
         """Add a planned request. bit: its replica's."""
-        tree = self.trees.setdefault(record.head, ContextTree(self._remembered))
+        tree = self.trees.get(record.head)
+        if tree is None:
+            tree = self.trees[record.head] = ContextTree(self._remembered)
         tree.insert(request, context, bit)
         self.records[request] = record
         self._on_replica.setdefault(record.replica, set()).add(request)
@@ -75,15 +77,19 @@ class Memory:
             del self.trees[record.head]
         self._on_replica[record.replica].discard(request)
 
+    def requests_on(self, replica: ReplicaId) -> list[RequestId]:
+        """What is on a replica, in no order."""
+        return list(self._on_replica.get(replica, ()))
+
     def forget(self, replica: ReplicaId) -> None:
         """Forget all that is on a replica."""
-        for request in list(self._on_replica.get(replica, ())):
+        for request in self.requests_on(replica):
             self.remove(request)
         self._on_replica.pop(replica, None)
 
     def keep_only(self, replica: ReplicaId, held: Mapping[RequestId, int]) -> None:
         """Of what is on a replica keep what a dump lists, at most as much of it."""
-        for request in list(self._on_replica.get(replica, ())):
+        for request in self.requests_on(replica):
             if request in held:
                 self.shrink(request, held[request])
             else:
@@ -106,7 +112,7 @@ class Memory:
                 raise InvariantError(f"index: {request} is on no live replica's list")
             if node.requests[request] != replicas.bit(replica):
                 raise InvariantError(f"index: {request}'s holder bit is not its replica's")
-            if len(node.context) > max(record.blocks_left(), 0):
+            if node.depth > max(record.blocks_left(), 0):
                 raise InvariantError(f"index: {request} holds more blocks than tokens")
         listed = sum(len(requests) for requests in self._on_replica.values())
         if listed != len(self.records):

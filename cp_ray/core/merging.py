@@ -52,11 +52,13 @@ def merge(
     tokens: Mapping[BlockId, int],
     moves_per_context: int = FAST,
     seed: int = 0,
+    done: npt.NDArray[np.int64] | None = None,
 ) -> Merged:
     """Order blocks and requests; the same result for the same input and seed.
 
     tokens: of every block, at least 1. moves_per_context: FAST costs some 0.1 ms a context,
-    THOROUGH some 10 ms, for up to half a point of reuse.
+    THOROUGH some 10 ms, for up to half a point of reuse. done: shape (1,), counts up to at most
+    `steps` meanwhile, for another thread to show.
     """
     from cp_ray.core.anneal_kernels import Cooling, anneal
     from cp_ray.core.forest import new_forest
@@ -65,17 +67,23 @@ def merge(
     leaves = _leaves(contexts, tokens)
     count = len(leaves.members)
     forest = new_forest(leaves.rows, leaves.sizes, leaves.tokens)
-    merge_greedily(forest, count, leaves.tokens)
+    done = np.zeros(1, np.int64) if done is None else done
+    merge_greedily(forest, count, leaves.tokens, done)
     if moves_per_context and leaves.blocks:
         mean = float(leaves.tokens.mean())
         moves = moves_per_context * count
         cooling = Cooling(moves, _HOT * mean, _COLD * mean, _TRIES, seed)
-        anneal(forest, count, leaves.tokens, cooling)
+        anneal(forest, count, leaves.tokens, cooling, done)
     repeated = sum(
         int(forest.weight[leaf]) * (len(members) - 1) for leaf, members in enumerate(leaves.members)
     )
     ordered, sequence = _depth_first(forest, leaves, contexts)
     return Merged(ordered, sequence, repeated + int(forest.weight[count:].sum()))
+
+
+def steps(contexts: int, moves_per_context: int) -> int:
+    """How far `merge` counts when all contexts differ and all join."""
+    return contexts * (2 + moves_per_context)
 
 
 def _leaves(contexts: Sequence[Context], tokens: Mapping[BlockId, int]) -> _Leaves:

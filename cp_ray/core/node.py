@@ -2,43 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from cp_ray.core.types import BlockId, Context, RequestId
+
+NO_CHILDREN: Mapping[BlockId, ContextNode] = MappingProxyType({})
+"""Shared by all leaves: an own empty dict would be a twentieth of an index's memory."""
 
 
 class ContextNode:
     """One prefix, with the four attributes of paper 4.1.
 
-    (1) context: its blocks. (2) search_path. (3) frequency: requests that passed through.
-    (4) merge_distance: clustering distance at which it was created, 0 online.
-    children: keyed by the first block beyond this context. slot: this node's number under its
-    parent; `next_slot` only grows, so a slot is never reused. holders: bit set of replicas that
-    have this prefix, the union over `requests` and children.
+    (1) context: its blocks, derived from the edges. (2) search_path. (3) frequency: requests that
+    passed through. (4) merge_distance: clustering distance at which it was created, 0 online.
+    edge: blocks beyond the parent's context; depth: blocks of the whole context. children: keyed
+    by the first block of their edge. slot: this node's number under its parent; `next_slot` only
+    grows, so a slot is never reused. holders: bit set of replicas that have this prefix, the
+    union over `requests` and children.
     """
 
     __slots__ = (
+        "_first",
+        "_first_holder",
+        "_others",
         "children",
-        "context",
+        "depth",
+        "edge",
         "frequency",
         "holders",
         "merge_distance",
         "next_slot",
         "parent",
-        "requests",
         "slot",
     )
 
-    def __init__(self, context: Context, parent: ContextNode | None, slot: int) -> None:
-        self.context = context
+    def __init__(self, edge: Context, parent: ContextNode | None, slot: int) -> None:
+        self.edge = edge
+        self.depth: int = len(edge) + (parent.depth if parent is not None else 0)
         self.parent = parent
         self.slot = slot
-        self.children: dict[BlockId, ContextNode] = {}
+        self.children: Mapping[BlockId, ContextNode] = NO_CHILDREN
         self.next_slot = 0
-        self.requests: dict[RequestId, int] = {}
+        self._first: RequestId | None = None
+        self._first_holder = 0
+        self._others: dict[RequestId, int] | None = None
         self.frequency = 0
         self.merge_distance = 0.0
         self.holders = 0
+
+    @property
+    def context(self) -> Context:
+        """The blocks from the root to here."""
+        context = self.edge
+        node = self.parent
+        while node is not None:
+            context = node.edge + context
+            node = node.parent
+        return context
 
     @property
     def search_path(self) -> tuple[int, ...]:
@@ -50,15 +71,62 @@ class ContextNode:
             node = node.parent
         return tuple(reversed(path))
 
+    def adopt(self, child: ContextNode) -> None:
+        """Put a child under the first block of its edge, in place of any that was there."""
+        children = self.children
+        if isinstance(children, dict):
+            children[child.edge[0]] = child
+        else:
+            self.children = {child.edge[0]: child}
+
+    def disown(self, child: ContextNode) -> None:
+        """Take a child out."""
+        children = self.children
+        if isinstance(children, dict):
+            del children[child.edge[0]]
+        if not children:
+            self.children = NO_CHILDREN
+
+    @property
+    def requests(self) -> dict[RequestId, int]:
+        """The requests of exactly this context, and the bit number that holds each."""
+        first = {} if self._first is None else {self._first: self._first_holder}
+        return first | (self._others or {})
+
+    @property
+    def vacant(self) -> bool:
+        """Whether no request is here."""
+        return self._first is None and not self._others
+
+    def add(self, request: RequestId, holder: int) -> None:
+        """Put a request here. Most nodes have one: a dict is made for the second only."""
+        if self._first is None:
+            self._first, self._first_holder = request, holder
+        elif self._others is None:
+            self._others = {request: holder}
+        else:
+            self._others[request] = holder
+
+    def take(self, request: RequestId) -> int:
+        """Take a request out; returns its holder. KeyError when it is not here."""
+        if request == self._first:
+            self._first = None
+            return self._first_holder
+        holder = (self._others or {}).pop(request)
+        self._others = self._others or None
+        return holder
+
+    def holder_of(self, request: RequestId) -> int:
+        """The bit number that holds a request of this node."""
+        return self._first_holder if request == self._first else (self._others or {})[request]
+
     def still_holds(self, holder: int) -> bool:
         """Whether a request here or a child sets bit number `holder`."""
-        if holder in self.requests.values():
+        if self._first is not None and self._first_holder == holder:
+            return True
+        if self._others is not None and holder in self._others.values():
             return True
         return any(child.holders >> holder & 1 for child in self.children.values())
-
-    def edge(self) -> Context:
-        """Blocks by which this node extends its parent."""
-        return self.context[len(self.parent.context) :] if self.parent else self.context
 
     def by_slot(self, slot: int) -> ContextNode | None:
         """Child in this slot."""

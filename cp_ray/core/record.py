@@ -6,7 +6,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Mapping
 from enum import Enum
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import msgspec
 
@@ -20,11 +20,11 @@ class State(Enum):
     RESIDENT = "resident"
 
 
-class Record(msgspec.Struct):
+class Record(msgspec.Struct, gc=False):
     """One request on one replica.
 
-    ends: prompt tokens up to the end of each block, head included; same length as the context
-    as planned; an array, a fifth of the room of a tuple. tokens_left: leading prompt tokens the
+    ends: tokens from the head's end up to that of each block; same length as the context as
+    planned; an array, a tenth of the room of a tuple. tokens_left: leading prompt tokens the
     replica still has.
     """
 
@@ -38,9 +38,13 @@ class Record(msgspec.Struct):
 
     def blocks_left(self) -> int:
         """Leading blocks that lie wholly in `tokens_left`; -1 when the head does not."""
-        if self.tokens_left < self.head_tokens:
-            return -1
-        return bisect_right(self.ends, self.tokens_left)
+        behind_head = self.tokens_left - self.head_tokens
+        return bisect_right(self.ends, behind_head) if behind_head >= 0 else -1
+
+    def block_tokens(self, count: int) -> tuple[int, ...]:
+        """Tokens of each of the first `count` blocks."""
+        ends = [0, *self.ends[:count]]
+        return tuple([end - start for start, end in pairwise(ends)])
 
 
 def record_of(
@@ -54,15 +58,14 @@ def record_of(
 
     tokens: of each block.
     """
-    sizes = [tokens[block] for block in context]
-    ends = list(accumulate(sizes, initial=request.head_tokens))
-    total = ends[-1] + request.tail_tokens
+    ends = array("I", accumulate([tokens[block] for block in context]))
+    blocks = ends[-1] if ends else 0
     return Record(
         head=request.head,
         head_tokens=request.head_tokens,
-        ends=array("Q", ends[1:]),
+        ends=ends,
         replica=replica,
         state=State.PLANNED,
-        tokens_left=total,
+        tokens_left=request.head_tokens + blocks + request.tail_tokens,
         predicted=predicted,
     )

@@ -21,7 +21,7 @@ class RememberedOrders:
 
     def prune(self, node: ContextNode) -> None:
         """Take out what is empty from `node` upward; a familiar node stays, remembered."""
-        while node.parent is not None and not node.children and not node.requests:
+        while node.parent is not None and not node.children and node.vacant:
             if node.frequency >= MIN_FREQUENCY and self._limit:
                 self._leaves[node] = None
                 break
@@ -30,7 +30,7 @@ class RememberedOrders:
             oldest = next(iter(self._leaves))
             del self._leaves[oldest]
             above = _unlink(oldest)
-            if above.parent is not None and not above.children and not above.requests:
+            if above.parent is not None and not above.children and above.vacant:
                 self._leaves[above] = None
 
     def grown(self, node: ContextNode) -> None:
@@ -52,8 +52,8 @@ class RememberedOrders:
         """Raise InvariantError unless every leaf is one, and linked."""
         for node in self._leaves:
             parent = node.parent
-            linked = parent and parent.children.get(node.context[len(parent.context)]) is node
-            if node.children or node.requests or not linked:
+            linked = parent and parent.children.get(node.edge[0]) is node
+            if node.children or not node.vacant or not linked:
                 raise InvariantError(f"remembered orders: {node.context} is no remembered leaf")
         if len(self._leaves) > self._limit:
             raise InvariantError("remembered orders: more than the limit")
@@ -64,5 +64,5 @@ def _unlink(node: ContextNode) -> ContextNode:
     parent = node.parent
     if parent is None:
         raise InvariantError("the root cannot be taken out")
-    del parent.children[node.context[len(parent.context)]]
+    parent.disown(node)
     return parent

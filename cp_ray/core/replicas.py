@@ -24,6 +24,7 @@ heard while resyncing apply at once; nothing is buffered, nothing can overflow
 | either    | dump (f > e, s)                      | DUMP      | live (f, s + 1)                |
 | either    | any (f < e, s)                       | STALE     | same                           |
 | live      | distrusted                           |           | resyncing (e, n, n), rebuild   |
+| live      | records came back after a restart    |           | resyncing (e, n, n)            |
 | resyncing | no dump for RESYNC_S                 | forget    | live (e, n)                    |
 
 APPLY, GAP: apply its evictions. NEW_EPOCH: forget all, then apply. DUMP: keep only what it lists.
@@ -31,7 +32,7 @@ APPLY, GAP: apply its evictions. NEW_EPOCH: forget all, then apply. DUMP: keep o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 
 import msgspec
@@ -86,11 +87,23 @@ class ReplicaTable:
         self._bit: dict[ReplicaId, int] = {}
         self._replica: dict[int, ReplicaId] = {}
         self._resyncing: set[ReplicaId] = set()
+        self._shunned: frozenset[ReplicaId] = frozenset()
 
     @property
     def live(self) -> Mapping[ReplicaId, ReplicaInfo]:
         """Replicas that can take requests."""
         return self._infos
+
+    @property
+    def usable(self) -> Sequence[ReplicaId]:
+        """Live replicas that are not shunned; all of them when every one is."""
+        if not self._shunned:
+            return list(self._infos)
+        return [name for name in self._infos if name not in self._shunned] or list(self._infos)
+
+    def shun(self, replicas: Collection[ReplicaId]) -> None:
+        """Plan nothing there while others are usable; in place of those shunned before."""
+        self._shunned = frozenset(replicas)
 
     @property
     def mask(self) -> int:
@@ -102,6 +115,11 @@ class ReplicaTable:
     def believed(self, replica: ReplicaId) -> bool:
         """Whether a live replica's records count; not while it owes a dump."""
         return replica not in self._resyncing
+
+    def position(self, replica: ReplicaId) -> tuple[int, int, int | None]:
+        """Epoch and number of a live replica's next message; number of the dump it owes."""
+        expected = self._expected[replica]
+        return expected.epoch, expected.seq, expected.needs
 
     def bit(self, replica: ReplicaId) -> int:
         """Bit number of a live replica."""
@@ -151,11 +169,16 @@ class ReplicaTable:
         self._set(message.replica, after)
         return verdict
 
-    def distrust(self, replica: ReplicaId) -> None:
-        """What the replica says of itself is wrong: ask it to begin anew."""
+    def distrust(self, replica: ReplicaId, *, rebuild: bool = True) -> None:
+        """Believe nothing of the replica until its dump.
+
+        rebuild: what it says of itself is wrong, and it is to begin anew.
+        """
         expected = self._expected[replica]
+        if expected.needs is not None and expected.rebuild >= rebuild:
+            return
         needs = expected.seq if expected.needs is None else expected.needs
-        self._set(replica, msgspec.structs.replace(expected, needs=needs, rebuild=True))
+        self._set(replica, msgspec.structs.replace(expected, needs=needs, rebuild=rebuild))
 
     def due(self, now: float) -> Due:
         """Who is to be asked now, and who is forgotten. now: seconds, not decreasing."""

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from cp_ray.core.interned import interned
+from cp_ray.core.limits import Limits
 from cp_ray.core.types import BlockId, Context
 from cp_ray.errors import InvariantError
 
@@ -47,8 +49,9 @@ class _Past(msgspec.Struct, frozen=True, gc=False):
 class RestOrder:
     """Owner of what the last MEMORY requests had, and of the contest of the two rules."""
 
-    def __init__(self, memory: int = MEMORY) -> None:
+    def __init__(self, memory: int = MEMORY, limits: Limits | None = None) -> None:
         self._memory = memory
+        self._limits = limits or Limits()
         self._count = 0
         self._ring: list[_Past] = []
         self._had: dict[BlockId, int] = {}
@@ -68,11 +71,13 @@ class RestOrder:
     def arrange(self, context: Context, prefix: Context, tokens: Mapping[BlockId, int]) -> Context:
         """The context with `prefix` in front and the rest by the leading rule; remembers it.
 
-        prefix: distinct blocks of the context. tokens: of each block.
+        prefix: distinct blocks of the context, in an order the limits allow. tokens: of each block.
         """
         taken = set(prefix)
-        ranked = tuple([block for block in context if block not in taken])
+        ranked = tuple([interned(block) for block in context if block not in taken])
         popular = self._popular_first(prefix, ranked, tokens)
+        if self._limits.bind:
+            popular = self._limits.hold(context, prefix + popular)[len(prefix) :]
         if self._count < LEARN or self._count % TEST_EVERY == 0:
             self._test(context, tokens)
         led = self.popular
@@ -94,24 +99,27 @@ class RestOrder:
         for block in prefix:
             together &= had.get(block, 0)
         left = []
+        most, best, behind = 0.0, None, 0
         for block in rest:
             requests = had.get(block, 0) & together
-            if requests.bit_count() >= MIN_SUPPORT:
-                left.append((block, requests, math.sqrt(tokens[block])))
+            support = requests.bit_count()
+            if support >= MIN_SUPPORT:
+                root = math.sqrt(tokens[block])
+                left.append((block, requests, root))
+                if support * root > most:
+                    most, best, behind = support * root, block, requests
         placed = []
-        while left:
-            best, chosen, together = -1.0, left[0][0], 0
-            for block, requests, root in left:
-                value = requests.bit_count() * root
-                if value > best:
-                    best, chosen, together = value, block, requests
-            placed.append(chosen)
+        while best is not None:
+            placed.append(best)
+            chosen, together, most, best = best, behind, 0.0, None
             narrowed = []
             for block, requests, root in left:
-                if block != chosen:
-                    both = requests & together
-                    if both.bit_count() >= MIN_SUPPORT:
-                        narrowed.append((block, both, root))
+                both = requests & together
+                support = both.bit_count()
+                if support >= MIN_SUPPORT and block is not chosen:
+                    narrowed.append((block, both, root))
+                    if support * root > most:
+                        most, best, behind = support * root, block, both
             left = narrowed
         if not placed:
             return rest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -20,6 +21,17 @@ def in_lanes(sequence: Sequence[T], lanes: int) -> list[T]:
     length = -(-len(sequence) // max(lanes, 1))
     stretches = [sequence[at : at + length] for at in range(0, len(sequence), max(length, 1))]
     return [stretch[turn] for turn in range(length) for stretch in stretches if turn < len(stretch)]
+
+
+def with_positions(steps: Sequence[Step]) -> list[tuple[Step, int]]:
+    """Steps as planned, each with its place among those of its branch."""
+    sent: Counter[str] = Counter()
+    placed = []
+    for step in steps:
+        branch = step.branch or f"\0{step.request_id}"
+        placed.append((step, sent[branch]))
+        sent[branch] += 1
+    return placed
 
 
 def schedule(steps: Sequence[Step]) -> list[list[Step]]:

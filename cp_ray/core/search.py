@@ -7,8 +7,8 @@ nodes carry the bit set of their holders.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter, itemgetter
 
 import msgspec
 
@@ -16,10 +16,10 @@ from cp_ray.core.distance import distance
 from cp_ray.core.node import ContextNode
 from cp_ray.core.types import BlockId, Context
 
-NODE_BUDGET = 200
-"""Nodes one exact search may visit: bounds its worst case (p99 was 4.7 ms without).
-
-No reuse was lost on any trace at 160, 0.0 to 0.2 points at 80 (benchmarks/LOG.md)."""
+NODE_BUDGET = 80
+"""Nodes one exact search may look at, and at most one node's matching children more: O(budget +
+|C|) edges, whatever is stored (p99 was 4.7 ms without). Busy branches are looked at first, so no
+trace reuses less than at 200; in order of arrival 80 cost up to 0.2 points (benchmarks/LOG.md)."""
 
 
 _BY_TOKENS = attrgetter("tokens")
@@ -46,6 +46,11 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
         return self.node.context[: self.length]
 
 
+_Open = tuple[int, ContextNode, int, int, Candidate | None]
+"""A node that matched whole: requests that passed, itself, tokens, familiarity, candidate."""
+_PASSED = itemgetter(0)
+
+
 def greedy_search(
     root: ContextNode, context: Context, tokens: Mapping[BlockId, int], alpha: float
 ) -> list[Candidate]:
@@ -58,23 +63,24 @@ def greedy_search(
     members = set(context)
     found: list[Candidate] = []
     node, gained = root, 0
+    path: Context = ()
     while True:
         overlapping = [child for first, child in node.children.items() if first in members]
         if not overlapping:
             return found
 
-        def rank(child: ContextNode) -> tuple[float, bool, int]:
-            whole = members.issuperset(child.context)
-            return round(distance(context, child.context, alpha), 9), not whole, child.slot
+        def rank(child: ContextNode, above: Context = path) -> tuple[float, bool, int]:
+            whole = (*above, *child.edge)
+            strange = not members.issuperset(child.edge)
+            return round(distance(context, whole, alpha), 9), strange, child.slot
 
         best = min(overlapping, key=rank)
-        run = _leading_run(best.edge(), members)
-        gained += sum(tokens[block] for block in best.edge()[:run])
-        length = len(node.context) + run
-        found.append(Candidate(best, length, gained, best.holders))
-        if length < len(best.context):
+        run = _leading_run(best.edge, members)
+        gained += sum(tokens[block] for block in best.edge[:run])
+        found.append(Candidate(best, node.depth + run, gained, best.holders))
+        if run < len(best.edge):
             return found
-        node = best
+        node, path = best, (*path, *best.edge)
 
 
 def exact_search(
@@ -90,50 +96,50 @@ def exact_search(
     prefix is the one worth most tokens among these. remembered: with orders nobody holds now.
     """
     found: list[Candidate] = []
-    stack: list[tuple[ContextNode, Candidate | None]] = [(root, None)]
+    stack: list[_Open] = [(0, root, 0, 0, None)]
     size = tokens.get
+    few = len(context) // 2
     top, top_holders = 0, 0
     while stack and budget > 0:
-        node, above = stack.pop()
+        _, node, gained_above, familiar_above, above = stack.pop()
         children = node.children
-        # `tokens` has exactly the context's blocks as keys: look up from the smaller side.
-        if len(children) <= len(context):
+        matching: Iterable[ContextNode]
+        # `tokens` has exactly the context's blocks as keys: look up from the side that is cheaper.
+        if len(children) <= few:
             matching = [child for first, child in children.items() if first in tokens]
         else:
-            child_of = children.get
-            matching = [child for block in context if (child := child_of(block)) is not None]
-        budget -= len(matching)
-        depth = len(node.context)
+            matching = filter(None, map(children.get, context))
+        deeper: list[_Open] = []
         for child in matching:
-            if not child.holders and not remembered:
+            budget -= 1
+            holders = child.holders
+            if not holders and not remembered:
                 continue
-            prefix = child.context
-            limit = len(prefix)
-            gained = tokens[prefix[depth]]
-            end = depth + 1
-            while end < limit:
-                more = size(prefix[end])
+            gained = gained_above
+            length = node.depth
+            for block in child.edge:
+                more = size(block)
                 if more is None:
                     break
                 gained += more
-                end += 1
-            own = gained
-            if above is not None:
-                gained += above.tokens
-            holders = child.holders
-            ends = end < limit or not child.children
+                length += 1
+            ends = length < child.depth or not child.children
             # Whoever holds this end of a path holds a better one already seen.
             if ends and gained <= top and holders and holders | top_holders == top_holders:
                 continue
-            familiar = own * min(child.frequency, MAX_FREQUENCY)
-            if above is not None:
-                familiar += above.familiar
-            here = Candidate(child, end, gained, holders, familiar, above)
+            passed = child.frequency
+            familiar = familiar_above + (gained - gained_above) * (
+                passed if passed < MAX_FREQUENCY else MAX_FREQUENCY
+            )
+            here = Candidate(child, length, gained, holders, familiar, above)
             found.append(here)
             if gained > top:
                 top, top_holders = gained, holders
             if not ends:
-                stack.append((child, here))
+                deeper.append((passed, child, gained, familiar, here))
+        if len(deeper) > 1:
+            deeper.sort(key=_PASSED)
+        stack += deeper
     return found
 
 
@@ -142,19 +148,18 @@ def fixed_search(
 ) -> list[Candidate]:
     """Prefixes of the context as it stands: for requests whose order may not change."""
     found: list[Candidate] = []
-    node, gained = root, 0
-    while len(node.context) < len(context):
-        depth = len(node.context)
+    node, gained, depth = root, 0, 0
+    while depth < len(context):
         child = node.children.get(context[depth])
         if child is None:
             return found
-        end = depth
-        limit = min(len(child.context), len(context))
-        while end < limit and child.context[end] == context[end]:
-            gained += tokens[context[end]]
-            end += 1
-        found.append(Candidate(child, end, gained, child.holders))
-        if end < len(child.context):
+        for block in child.edge:
+            if depth == len(context) or context[depth] != block:
+                break
+            gained += tokens[block]
+            depth += 1
+        found.append(Candidate(child, depth, gained, child.holders))
+        if depth < child.depth:
             return found
         node = child
     return found

@@ -48,9 +48,9 @@ class ContextTree:
     def truncate(self, request: RequestId, length: int) -> None:
         """Let a request hold only its first `length` blocks."""
         node = self.node_of[request]
-        if length >= len(node.context):
+        if length >= node.depth:
             return
-        holder = node.requests[request]
+        holder = node.holder_of(request)
         self._detach(request)
         self._attach(request, self._node_at(node.context[:length]), holder)
         self._remembered.prune(node)
@@ -70,26 +70,28 @@ class ContextTree:
     def _node_at(self, context: Context) -> ContextNode:
         """The node of exactly `context`, made where missing."""
         node = self.root
-        while len(node.context) < len(context):
-            depth = len(node.context)
+        depth, whole = 0, len(context)
+        while depth < whole:
             child = node.children.get(context[depth])
             if child is None:
-                child = ContextNode(context, node, node.next_slot)
+                child = ContextNode(context[depth:], node, node.next_slot)
                 node.next_slot += 1
-                node.children[context[depth]] = child
+                node.adopt(child)
                 self._remembered.grown(node)
                 return child
-            end = depth + 1
-            limit = min(len(child.context), len(context))
-            while end < limit and child.context[end] == context[end]:
-                end += 1
-            node = child if end == len(child.context) else _split(child, end)
+            edge = child.edge
+            along = 1
+            limit = min(len(edge), whole - depth)
+            while along < limit and edge[along] == context[depth + along]:
+                along += 1
+            node = child if along == len(edge) else _split(child, along)
+            depth += along
         return node
 
     def _attach(self, request: RequestId, node: ContextNode, holder: int) -> None:
-        if not node.requests:
+        if node.vacant:
             self._remembered.grown(node)
-        node.requests[request] = holder
+        node.add(request, holder)
         self.node_of[request] = node
         bit = 1 << holder
         above: ContextNode | None = node
@@ -99,7 +101,7 @@ class ContextTree:
 
     def _detach(self, request: RequestId) -> ContextNode:
         node = self.node_of.pop(request)
-        holder = node.requests.pop(request)
+        holder = node.take(request)
         above: ContextNode | None = node
         while above is not None and not above.still_holds(holder):
             above.holders &= ~(1 << holder)
@@ -116,39 +118,45 @@ class ContextTree:
                 seen[request] = node
                 holders |= 1 << holder
             for first, child in node.children.items():
-                depth = len(node.context)
                 _require(child.parent is node, "a child knows its parent", child)
-                _require(child.context[:depth] == node.context, "a child extends its parent", child)
-                _require(child.context[depth] == first, "children are keyed by first block", child)
+                longer = child.depth == node.depth + len(child.edge) > node.depth
+                _require(longer, "a child extends its parent", child)
+                _require(child.edge[0] == first, "children are keyed by first block", child)
                 _require(child.slot < node.next_slot, "slots are never reused", child)
                 slots.add(child.slot)
                 holders |= child.holders
             _require(len(slots) == len(node.children), "slots are unique", node)
             _require(node.holders == holders, "holders are the union below", node)
             _require(
-                bool(node.children or node.requests)
+                bool(node.children)
+                or not node.vacant
                 or node.parent is None
                 or node in self._remembered,
                 "no empty node but the root and remembered leaves",
                 node,
             )
-            _require(len(set(node.context)) == len(node.context), "blocks are distinct", node)
+            context = node.context
+            _require(len(set(context)) == len(context) == node.depth, "blocks are distinct", node)
         _require(seen == self.node_of, "node_of and requests are inverses", self.root)
 
 
-def _split(child: ContextNode, end: int) -> ContextNode:
-    """Put a node at `child.context[:end]` above `child`; it takes the slot, so branches stay."""
+def _split(child: ContextNode, along: int) -> ContextNode:
+    """Put a node after `along` blocks of the child's edge, above it.
+
+    It takes the child's slot, so branches stay.
+    """
     parent = child.parent
     if parent is None:
         raise InvariantError("the root has no edge to split")
-    middle = ContextNode(child.context[:end], parent, child.slot)
-    parent.children[child.context[len(parent.context)]] = middle
+    middle = ContextNode(child.edge[:along], parent, child.slot)
+    parent.adopt(middle)
     middle.frequency = child.frequency
     middle.holders = child.holders
-    middle.children[child.context[end]] = child
     middle.next_slot = 1
+    child.edge = child.edge[along:]
     child.parent = middle
     child.slot = 0
+    middle.adopt(child)
     return middle
 
 

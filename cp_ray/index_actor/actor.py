@@ -12,10 +12,22 @@ from typing import Any
 import ray
 
 from cp_ray.config import AppConfig
+from cp_ray.core.hearing import Hearing
 from cp_ray.core.index import ContextIndex
+from cp_ray.core.limits import Limits
 from cp_ray.core.offline import OfflineOrders
-from cp_ray.core.types import Feedback, PlanRequest, ReplicaInfo
+from cp_ray.core.record import State
+from cp_ray.core.types import (
+    DumpRequest,
+    Feedback,
+    PlanRequest,
+    ReplicaInfo,
+    ReplicaMessage,
+    Routed,
+    Settled,
+)
 from cp_ray.errors import ConfigError
+from cp_ray.index_actor.journal import IndexJournal
 from cp_ray.index_actor.report_reader import ReportReader
 from cp_ray.index_actor.serve_live_set import LiveSet
 from cp_ray.named_actor import application_gone, end, index_prefix, names_with, obtain
@@ -25,6 +37,7 @@ from cp_ray.store.embedded_actor import redis_url
 
 CLOCK_SKEW_S = 1.0
 """Hosts' clocks differ: only a plan that is later than this is surely wanted by nobody."""
+HEARING_S = 1.0
 ENGINE = "Engine"
 """Name of the engine deployment."""
 SUPERSEDED_AFTER_S = 30.0
@@ -34,7 +47,7 @@ SUPERSEDED_AFTER_S = 30.0
 class IndexActor:
     """Owns the index; follows Serve's live set and the engines' reports by itself.
 
-    It restarts empty after a crash: what is forgotten costs one prefill each.
+    After a crash it recovers from its journal; what was lost with it costs one prefill each.
     """
 
     def __init__(self, app: str, config_json: str) -> None:
@@ -43,13 +56,18 @@ class IndexActor:
         self._index = new_index(self._config)
         self._live: list[ReplicaInfo] = []
         self._late = 0
-        self._called = time.monotonic()
-        self._reader = ReportReader(self._connect, self._index.apply, self._index.dump_requests)
+        self._called = self._began = time.monotonic()
+        self._has_live = asyncio.Event()
+        self._journal = IndexJournal(self._index, self._connect, self._known_live)
+        self._hearing = Hearing(self._index)
+        self._reader = ReportReader(self._connect, self._apply, self._dump_requests)
         self._live_set = LiveSet(app, ENGINE, self._set_live)
         me = ray.get_runtime_context().current_actor
         self._tasks = [
-            asyncio.create_task(self._reader.run()),
             asyncio.create_task(self._live_set.run()),
+            asyncio.create_task(self._journal.run()),
+            asyncio.create_task(self._reader.run()),
+            asyncio.create_task(self._keep_hearing()),
             asyncio.create_task(self._end_with_application(me)),
             asyncio.create_task(self._end_when_superseded(me)),
         ]
@@ -70,6 +88,10 @@ class IndexActor:
         now = time.monotonic()
         for feedback in wire.decode(payload, list[Feedback]):
             self._index.hear(feedback, now)
+            if isinstance(feedback, Routed):
+                self._hearing.served(feedback.replica, now)
+            elif isinstance(feedback, Settled) and feedback.ok:
+                self._journal.ended(feedback.request_id)
 
     async def ready(self) -> None:
         """Answer, so that a client knows the actor does, and the actor that it has a client."""
@@ -77,22 +99,54 @@ class IndexActor:
 
     async def counters(self) -> dict[str, int]:
         """Counts since the start of the actor."""
-        return self._index.counters() | self._reader.counters() | {"plans_too_late": self._late}
+        shells = self._reader.counters() | self._journal.counters()
+        return self._index.counters() | shells | {"plans_too_late": self._late}
 
     async def state(self) -> dict[str, Any]:
         """Live replicas, sizes, report counts, and where they come from; JSON types."""
         return {
             "pid": os.getpid(),
+            "uptime_s": time.monotonic() - self._began,
             "replicas": [str(info.replica) for info in self._live],
+            "rungs": {str(info.replica): self._hearing.rung(info.replica) for info in self._live},
             "live_set": self._live_set.source,
             "redis_connected": self._reader.connected,
             "report_lag_s": self._reader.lag_s,
+            "recovering": self._journal.recovering,
+            "recovery_s": self._journal.seconds,
+            "recovery_cpu_s": self._journal.cpu_s,
             "counters": await self.counters(),
         }
+
+    async def records(self) -> bytes:
+        """Wire-encoded: of each replica the ended requests, and how many tokens they have left."""
+        held: dict[str, dict[str, int]] = {}
+        for name, record in self._index.memory.records.items():
+            if record.state is State.RESIDENT:
+                held.setdefault(record.replica, {})[name] = record.tokens_left
+        return wire.encode(held)
 
     def _set_live(self, live: list[ReplicaInfo]) -> None:
         self._live = live
         self._index.set_replicas(live)
+        if live:
+            self._has_live.set()
+
+    async def _known_live(self) -> None:
+        await self._has_live.wait()
+
+    def _apply(self, message: ReplicaMessage) -> None:
+        self._hearing.reported(message.replica, time.monotonic())
+        self._index.apply(message)
+
+    async def _keep_hearing(self) -> None:
+        while True:
+            await asyncio.sleep(HEARING_S)
+            self._hearing.tick(time.monotonic())
+
+    def _dump_requests(self, now: float) -> tuple[DumpRequest, ...]:
+        """Whom to ask for a dump: nobody while records still come back, one dump must do."""
+        return () if self._journal.recovering else self._index.dump_requests(now)
 
     async def _connect(self) -> Store:
         return await Store.connect(await redis_url(self._config, self._app), self._app)
@@ -113,13 +167,14 @@ class IndexActor:
 
 def new_index(config: AppConfig) -> ContextIndex:
     """Empty index, or the one in the file `config.index`. Raises ConfigError."""
+    limits = Limits(config.keep_top, config.max_displacement)
     if config.index is None:
-        return ContextIndex(alpha=config.alpha)
+        return ContextIndex(alpha=config.alpha, limits=limits)
     try:
         offline = OfflineOrders.load(Path(config.index).read_bytes())
     except OSError as error:
         raise ConfigError(f"index file cannot be read: {error}", param="index") from error
-    return ContextIndex(alpha=config.alpha, offline=offline)
+    return ContextIndex(alpha=config.alpha, offline=offline, limits=limits)
 
 
 def obtain_index(app: str, config: AppConfig) -> Any:

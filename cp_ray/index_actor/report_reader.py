@@ -30,7 +30,7 @@ class ReportReader:
     def __init__(
         self,
         connect: Callable[[], Awaitable[Store]],
-        apply: Callable[[ReplicaMessage], bool],
+        apply: Callable[[ReplicaMessage], object],
         dump_requests: Callable[[float], Iterable[DumpRequest]],
     ) -> None:
         self._connect = connect

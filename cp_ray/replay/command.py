@@ -1,4 +1,4 @@
-"""`cp-ray bench reuse` and `cp-ray trace` between the command line and the functions."""
+"""`cp-ray bench index|reuse` and `cp-ray trace` between the command line and the functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 
 from cp_ray.errors import ConfigError
 from cp_ray.replay.ablation import PARTS
-from cp_ray.replay.registry import parts_of
+from cp_ray.replay.registry import has_arm, is_limit
 from cp_ray.replay.reuse import Bench, ReuseOptions, ReuseRow
 
 T = TypeVar("T")
@@ -49,6 +49,22 @@ def run_reuse(args: argparse.Namespace) -> int:
     sys.stdout.write((as_json(rows) if args.json else table(rows)) + "\n")
     if args.plot:
         plot(rows, args.plot)
+    return 0
+
+
+def run_index(args: argparse.Namespace) -> int:
+    """Print the costs at every size beside the paper's; the exit status."""
+    from cp_ray.replay.index_bench import as_table, bench_index
+
+    sizes = [one for one in listed("n", args.n, number) if one]
+    if not sizes:
+        raise ConfigError("--n: give a number of stored contexts, 1 or more", param="n")
+    figures = bench_index(sizes, args.k, args.seed)
+    if args.json:
+        one_or_all = figures[0] if len(figures) == 1 else figures
+        sys.stdout.write(msgspec.json.encode(one_or_all).decode() + "\n")
+    else:
+        sys.stdout.write(as_table(figures) + "\n")
     return 0
 
 
@@ -138,11 +154,13 @@ def _with_arms(policies: str, ablate: str) -> tuple[str, ...]:
     """Each policy, followed by itself without each of the parts that it has."""
     parts = [part.strip() for part in ablate.split(",") if part.strip()]
     for part in parts:
-        if part not in PARTS:
-            raise ConfigError(f"--ablate: {part!r} is not one of {', '.join(PARTS)}")
+        if part not in PARTS and not is_limit(part):
+            raise ConfigError(
+                f"--ablate: {part!r} is not one of {', '.join(PARTS)}, topN, moveN", param="ablate"
+            )
     names = [name.strip() for name in policies.split(",") if name.strip()]
     return tuple(
         arm
         for name in names
-        for arm in (name, *(f"{name}-{part}" for part in parts if part in parts_of(name)))
+        for arm in (name, *(f"{name}-{part}" for part in parts if has_arm(name, part)))
     )

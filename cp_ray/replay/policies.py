@@ -2,7 +2,7 @@
 
 none: as they came. frequency: the offline reference, every block by how many requests have it,
 requests in lexicographic order of that (an FP-tree's order). paper: Algorithms 1, 2 and 5 online.
-online: the same with the exact search that serving uses. offline: our construction over the
+online: what serving does, exact search and windows held first. offline: our construction over the
 whole trace (core/merging.py), depth first.
 """
 
@@ -16,7 +16,8 @@ import msgspec
 
 from cp_ray.core.dedup import deduplicate
 from cp_ray.core.index import ContextIndex
-from cp_ray.core.merging import THOROUGH, merge
+from cp_ray.core.limits import Limits
+from cp_ray.core.merging import THOROUGH, merge, steps
 from cp_ray.core.scheduling import schedule
 from cp_ray.core.types import (
     BlockId,
@@ -31,6 +32,7 @@ from cp_ray.core.types import (
     RequestId,
     Settled,
 )
+from cp_ray.progress import watched
 from cp_ray.replay.trace import TraceRequest
 
 _REPLICA = ReplicaId("replay")
@@ -141,19 +143,24 @@ class Offline(AsTheyCame):
     plans = True
     by_capacity = False
 
-    def __init__(self, moves_per_context: int = THOROUGH) -> None:
+    def __init__(self, moves_per_context: int = THOROUGH, limits: Limits | None = None) -> None:
         self._moves = moves_per_context
+        self._limits = limits or Limits()
 
     def arrange(self, requests: Sequence[TraceRequest]) -> list[TraceRequest]:
         """Blocks and requests as `merge` orders them."""
         tokens: dict[BlockId, int] = {}
         for request in requests:
             tokens.update(zip(request.context, request.block_tokens, strict=True))
-        merged = merge([request.context for request in requests], tokens, self._moves)
+        contexts = [request.context for request in requests]
+        with watched("offline order", steps(len(contexts), self._moves)) as done:
+            merged = merge(contexts, tokens, self._moves, done=done)
         moved = []
         for position in merged.sequence:
             request = requests[position]
-            context = merged.contexts[position] if request.movable else request.context
+            context = request.context
+            if request.movable:
+                context = self._limits.hold(context, merged.contexts[position])
             moved.append(request.reordered(context))
         return moved
 
@@ -163,24 +170,31 @@ class Indexed(AsTheyCame):
 
     plans = True
 
-    def __init__(self, search: Literal["paper", "exact"], capacity_tokens: int | None) -> None:
-        self._index = ContextIndex(search=search, max_records=_NO_LIMIT)
+    def __init__(
+        self,
+        search: Literal["paper", "exact"],
+        capacity_tokens: int | None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._index = ContextIndex(search=search, max_records=_NO_LIMIT, limits=limits)
+        self._by_branch = search == "paper"
         self._index.set_replicas([ReplicaInfo(_REPLICA, 1, capacity_tokens or _NO_LIMIT)])
         self._now = 0.0
         self._seq = 0
 
     def plan(self, window: Sequence[TraceRequest]) -> list[Sent]:
-        """Order each context behind what the replica holds, then schedule the window.
+        """Order each context behind what the replica holds; `paper` then schedules the window.
 
         Blocks that the conversation's earlier turns hold are left out (Algorithm 3).
         """
         self._now += 1.0
         asked = {request.request_id: request for request in window}
         steps = self._index.plan([_plan_request(request) for request in window], self._now)
+        if self._by_branch:
+            steps = [step for group in schedule(steps) for step in group]
         return [
             Sent(asked[step.request_id], step.context, _repeated(asked[step.request_id]))
-            for group in schedule(steps)
-            for step in group
+            for step in steps
         ]
 
     def settled(self, sent: Sent, cached_tokens: int) -> None:

@@ -26,6 +26,7 @@ HARMLESS = frozenset(
         "prompt_cache_key",
         "prompt_cache_retention",
         "prediction",
+        "cache_salt",  # the salt is the tenant's: what a client sends would open others' caches
     )
 )
 

@@ -41,6 +41,7 @@ class Call:
         self._replica: str | None = None
         self._settled = False
         self._broken = False
+        self.on_close: Callable[[], None] | None = None
 
     async def begin(self) -> None:
         """Wait for the first tokens; until then an error still has a status code."""
@@ -73,6 +74,8 @@ class Call:
             self._settle(Settled(self.request.request_id, 0, ok=False))
         else:
             self._settle(Settled(self.request.request_id, first.cached_tokens, ok=True))
+        if self.on_close is not None:
+            self.on_close()
         close = getattr(self._deliveries, "aclose", None)
         if close is not None:
             await close()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cp_ray.config import AppConfig
-from cp_ray.core.scheduling import schedule
+from cp_ray.core.scheduling import with_positions
 from cp_ray.core.types import PlanRequest, RequestId, Settled, Step
 from cp_ray.errors import InvalidRequest
 from cp_ray.router.api import ChatRequest
@@ -83,13 +83,12 @@ async def _plan(
     index_of = {item.plan.request_id: index for index, item in enumerate(prepared)}
     plans: list[dict[str, Any]] = [{} for _ in prepared]
     order = []
-    for group in schedule(steps):
-        for position, step in enumerate(group):
-            index = index_of[step.request_id]
-            item = prepared[index]
-            finished = service.assembler.finish(item, step.context)
-            plans[index] = _shown(item, step, position, finished)
-            order.append(index)
+    for step, position in with_positions(steps):
+        index = index_of[step.request_id]
+        item = prepared[index]
+        finished = service.assembler.finish(item, step.context)
+        plans[index] = _shown(item, step, position, finished)
+        order.append(index)
     return plans, order
 
 

@@ -50,7 +50,7 @@ def build_api(service: Service, lifespan: Lifespan | None = None) -> FastAPI:
     @api.post("/v1/context/plan")
     async def plan(request: Request) -> Response:
         async def work() -> Response:
-            tenant = service.auth.tenant(request.headers.get("authorization"))
+            tenant = service.admit(request.headers.get("authorization"))
             value = read_json(await _body(request, service.config.max_body_bytes))
             reuse = service.reuse(request.headers.get("x-cp-ray-reuse"))
             return JSONResponse(await context_plan(service, value, tenant, reuse))
@@ -143,7 +143,7 @@ def _request_id(request: Request) -> str:
 async def _generate(
     service: Service, request: Request, kind: type[ChatRequest] | type[CompletionRequest]
 ) -> Response:
-    tenant = service.auth.tenant(request.headers.get("authorization"))
+    tenant = service.admit(request.headers.get("authorization"))
     body = read_json(await _body(request, service.config.max_body_bytes))
     asked: ChatRequest | CompletionRequest = parse(kind, body, service.config)
     reuse = service.reuse(request.headers.get("x-cp-ray-reuse"))

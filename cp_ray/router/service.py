@@ -22,6 +22,7 @@ from cp_ray.router.call import Call
 from cp_ray.router.conversation import Conversations, Turn
 from cp_ray.router.guardrails import Guardrails
 from cp_ray.router.ports import Dispatcher, FetchInfo, Planner, RecordStore
+from cp_ray.router.quotas import Quotas
 from cp_ray.router.tokenizer import PromptTokenizer
 from cp_ray.router.window import Window
 from cp_ray.workers.engine import EngineInfo, EngineRequest
@@ -53,6 +54,7 @@ class Service:
     ) -> None:
         self.config = config
         self.auth = Authenticator(config)
+        self.quotas = Quotas(config)
         self.assembler = Assembler(tokenizer, config.public_model_name, _limits(config))
         self.planner = planner
         self.conversations = Conversations(
@@ -99,14 +101,32 @@ class Service:
                 "no engine replica answers: wait, or see `serve status`"
             ) from None
 
+    def admit(self, authorization: str | None) -> Tenant:
+        """Who asks; counts the request. Raises Unauthorized, or Overloaded (429)."""
+        tenant = self.auth.tenant(authorization)
+        self.quotas.request(tenant.name)
+        return tenant
+
     async def call(self, request: Request, tenant: Tenant, reuse: Reuse) -> Call:
         """Prepare, plan, dispatch and wait for the first token.
 
         Raises InvalidRequest, Overloaded, EngineUnavailable or EngineError. The caller must close
         the call. Cancelling frees what was planned.
         """
+        leave = self.quotas.enter(tenant.name)
+        try:
+            call = await self._begin(request, tenant, reuse)
+        except BaseException:
+            leave()
+            raise
+        call.on_close = leave
+        return call
+
+    async def _begin(self, request: Request, tenant: Tenant, reuse: Reuse) -> Call:
         async with self._queue_place():
             prepared = await self.prepare(request, tenant, reuse)
+            spent = prepared.prompt_tokens + (request.output_limit or 0)
+            self.quotas.tokens(tenant.name, spent)
             if prepared.plan.movable:
                 route = Guardrails.route(tenant.name, request.agent)
                 if not await self.guardrails.reorders(route, prepared.plan.request_id):
@@ -122,7 +142,7 @@ class Service:
                     prepared.plan.request_id,
                     finished.prompt,
                     request.sampling(self._output_tokens(request, len(finished.prompt))),
-                    tenant.cache_salt,
+                    self.auth.view(tenant, request).cache_salt,
                 ),
                 prepared,
                 step,
@@ -146,7 +166,7 @@ class Service:
         work = partial(
             self.assembler.prepare,
             request,
-            tenant,
+            self.auth.view(tenant, request),
             RequestId(self.new_id()),
             reuse=reuse,
             turns=turns,

@@ -11,7 +11,7 @@ import logging
 
 import msgspec
 
-from cp_ray.core.scheduling import schedule
+from cp_ray.core.scheduling import with_positions
 from cp_ray.core.types import PlanRequest, Settled, Step
 from cp_ray.router.ports import Planner
 
@@ -48,7 +48,7 @@ class Window:
         return f"<Window {state}, {len(self._waiting)} waiting>"
 
     async def plan(self, request: PlanRequest) -> Planned:
-        """Wait for the request's step. Steps of one call are released in order of schedule."""
+        """Wait for the request's step. Steps of one call are released in the order planned."""
         waiting = _Waiting(request, asyncio.get_running_loop().time())
         self._waiting.append(waiting)
         if len(self._waiting) >= self._max_size:
@@ -89,13 +89,12 @@ class Window:
     async def _release(self, batch: list[_Waiting]) -> None:
         by_id = {waiting.request.request_id: waiting for waiting in batch}
         steps = await plan_or_pass(self._planner, [waiting.request for waiting in batch])
-        for group in schedule(steps):
-            for position, step in enumerate(group):
-                waiting = by_id[step.request_id]
-                if waiting.answer.done():
-                    self._abandon(waiting)
-                else:
-                    waiting.answer.set_result(Planned(step, position))
+        for step, position in with_positions(steps):
+            waiting = by_id[step.request_id]
+            if waiting.answer.done():
+                self._abandon(waiting)
+            else:
+                waiting.answer.set_result(Planned(step, position))
 
     def _abandon(self, waiting: _Waiting) -> None:
         """The client left: free what the plan reserved."""
@@ -103,7 +102,7 @@ class Window:
 
 
 async def plan_or_pass(planner: Planner, requests: list[PlanRequest]) -> list[Step]:
-    """A valid step for every request, in their order; whatever is doubtful passes through."""
+    """A valid step for every request, in the order of sending; what is doubtful passes through."""
     if not requests:
         return []
     try:
@@ -112,7 +111,12 @@ async def plan_or_pass(planner: Planner, requests: list[PlanRequest]) -> list[St
         _log.warning("plan failed: requests pass through", exc_info=True)
         steps = []
     planned = {step.request_id: step for step in steps}
-    return [_checked(request, planned.get(request.request_id)) for request in requests]
+    asked = {request.request_id: request for request in requests}
+    in_order = [
+        *(name for name in planned if name in asked),
+        *(name for name in asked if name not in planned),
+    ]
+    return [_checked(asked[name], planned.get(name)) for name in in_order]
 
 
 def _checked(request: PlanRequest, step: Step | None) -> Step:

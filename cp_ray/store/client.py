@@ -1,7 +1,8 @@
-"""Store: two streams of messages and the conversation records in Redis, and nothing else.
+"""Store: two streams of messages, the conversation records and the index's journal in Redis.
 
 Keys: `cp:{app}:reports` (engines to index) and `cp:{app}:dump_requests` (index to engines), both
-streams with the field `p`; `cp:{app}:record:{key}` (bytes, with a TTL).
+streams with the field `p`; `cp:{app}:record:{key}` (bytes, with a TTL); the journal's are told in
+`store/journal.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import redis.asyncio as aioredis
 
 from cp_ray.errors import ConfigError
 from cp_ray.store.connection import check_server, faults_as_unavailable, open_client
+from cp_ray.store.journal import Journal
 
 CALL_TIMEOUT_S = 1.0
 MAX_REPORTS = 100_000
@@ -119,6 +121,17 @@ class Store:
         for key, value in values.items():
             pipe.set(f"{self._prefix}record:{key}", value, ex=ttl_s)
         await self._bounded(pipe.execute())
+
+    async def count_keys(self) -> int:
+        """Keys of this application; may take long on a large server."""
+        count = 0
+        async for _ in self._client.scan_iter(f"{self._prefix}*", count=1000):
+            count += 1
+        return count
+
+    async def journal(self) -> Journal:
+        """Begin a new incarnation of the index's journal."""
+        return await Journal.open(self._client, self._bounded, self._prefix)
 
     async def close(self) -> None:
         """Close all connections; a second call does nothing."""

@@ -70,6 +70,10 @@ class EngineReplica:
         """Wire-encoded EngineInfo."""
         return wire.encode(self._info)
 
+    async def held(self) -> bytes:
+        """Wire-encoded: of this replica the requests it follows, and their tokens left."""
+        return wire.encode({self._replica: self._engine.held()})
+
     async def reset_cache(self) -> None:
         """Drop the engine's prefix cache; the index hears of a new epoch."""
         await self._engine.reset_cache()

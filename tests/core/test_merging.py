@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-import random
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.optimum import SIZES, best_of_all, families
 from cp_ray.core import anneal_kernels, forest, merge_kernels
-from cp_ray.core.merging import FAST, merge
+from cp_ray.core.merging import FAST, merge, steps
 from cp_ray.core.types import BlockId, Context
 
-SIZES = {BlockId(f"b{n}"): 10 + 7 * (n % 5) for n in range(40)}
 contexts_strategy = st.lists(
     st.lists(st.sampled_from(sorted(SIZES)), min_size=0, max_size=6, unique=True).map(tuple),
     max_size=14,
 )
-
-
-def weight(blocks: frozenset[BlockId]) -> int:
-    return sum(SIZES[block] for block in blocks)
 
 
 def replay(contexts: list[Context], sequence: tuple[int, ...]) -> int:
@@ -36,42 +29,6 @@ def replay(contexts: list[Context], sequence: tuple[int, ...]) -> int:
                 reused += SIZES[context[end - 1]]
             seen.add(context[:end])
     return reused
-
-
-def best_of_all(contexts: list[Context]) -> int:
-    """The most any order reuses: partitions of every subset, by dynamic programming.
-
-    Over distinct sets: gain(S) of a tree over S is its best split into two trees plus the
-    weight all of S share.
-    """
-    sets = [frozenset(context) for context in dict.fromkeys(map(frozenset, contexts))]
-    repeated = sum(weight(frozenset(context)) for context in contexts) - sum(map(weight, sets))
-
-    @functools.cache
-    def gain(members: int) -> int:
-        if members & (members - 1) == 0:
-            return 0
-        common = frozenset.intersection(*(s for i, s in enumerate(sets) if members >> i & 1))
-        lowest = members & -members
-        part, best = (members - 1) & members, 0
-        while part:
-            if part & lowest:
-                best = max(best, gain(part) + gain(members ^ part))
-            part = (part - 1) & members
-        return best + weight(common)
-
-    return repeated + (gain((1 << len(sets)) - 1) if sets else 0)
-
-
-def families(seed: int, count: int = 10) -> list[Context]:
-    """Contexts of a few overlapping topics, the hard case for greedy merging."""
-    rng = random.Random(seed)
-    blocks = sorted(SIZES)
-    topics = [rng.sample(blocks, 9) for _ in range(3)]
-    return [
-        tuple(dict.fromkeys(rng.sample(rng.choice(topics), 5) + rng.sample(blocks, 2)))
-        for _ in range(count)
-    ]
 
 
 @settings(max_examples=60, deadline=None)
@@ -105,6 +62,12 @@ def test_it_is_near_the_optimum_on_small_instances(moves, floor):
     assert sum(shares) / len(shares) >= floor, shares
 
 
+def test_it_counts_how_far_it_is():
+    done = np.zeros(1, np.int64)
+    merge(families(2, 20), SIZES, 5, done=done)
+    assert 20 * (1 + 5) < done[0] <= steps(20, 5)
+
+
 def test_local_search_finds_what_greedy_merging_misses():
     contexts = families(4, 60)
     greedy = merge(contexts, SIZES, FAST).reused_tokens
@@ -136,5 +99,5 @@ def test_a_full_posting_list_takes_the_merged_node():
     rows = np.array([[0, 1, 2], [0, 1, 2], [0, 1, 3], [0, 2, 3]], np.int32)
     tokens = np.array([5, 4, 3, 2], np.int64)
     grown = forest.new_forest(rows, np.full(4, 3, np.int32), tokens)
-    assert merge_kernels.merge_greedily(grown, 4, tokens) == 7
+    assert merge_kernels.merge_greedily(grown, 4, tokens, np.zeros(1, np.int64)) == 7
     assert grown.weight[4:7].sum() == (5 + 4 + 3) + (5 + 4) + 5

@@ -32,4 +32,6 @@ def test_the_index_orders_online_as_figure_6_does() -> None:
     requests = [request("C6", C6), request("C7", C7), request("C8", C8)]
     steps = index.plan(requests, now=0.0)
     index.check()
-    assert [show(step.context) for step in steps] == ["{1, 2, 4}", "{5, 7, 8}", "{1, 2, 9}"]
+    planned = {step.request_id: show(step.context) for step in steps}
+    assert planned == {"C6": "{1, 2, 4}", "C7": "{5, 7, 8}", "C8": "{1, 2, 9}"}
+    assert [step.request_id for step in steps] == ["C6", "C8", "C7"], "siblings together"

@@ -127,7 +127,7 @@ class ViewMachine(RuleBasedStateMachine):
         self.loop.run_until_complete(self.hole())
         self.settle()
 
-    async def hole(self):
+    async def hole(self) -> None:
         self.view.on_hole()
 
     @rule()

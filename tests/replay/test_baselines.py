@@ -9,6 +9,7 @@ import pytest
 from cp_ray.core.types import BlockId, RequestId
 from cp_ray.errors import ConfigError
 from cp_ray.replay.lpm import QUEUE, RadixLpm
+from cp_ray.replay.registry import has_arm, make_policy
 from cp_ray.replay.reuse import ReuseOptions, bench_reuse
 from cp_ray.replay.tiers import CHUNK_TOKENS, TieredCache
 from cp_ray.replay.trace import TraceRequest
@@ -114,3 +115,13 @@ def test_the_paper_as_printed_comes_to_the_authors_own_plan():
     ours, theirs = bench_reuse(ReuseOptions(folder, policies=policies))
     assert theirs.hit_ratio == pytest.approx(0.669, abs=0.0005)
     assert ours.hit_ratio == pytest.approx(theirs.hit_ratio, abs=0.005)
+
+
+def test_limits_are_arms_of_the_policies_that_order() -> None:
+    assert has_arm("online", "top2")
+    assert has_arm("offline", "move3")
+    assert not has_arm("none", "top2")
+    make_policy("online-top1-move4", None)
+    for wrong in ("paper-top1", "online-top1-top2", "online-order-top1"):
+        with pytest.raises(ConfigError, match="--policy"):
+            make_policy(wrong, None)

@@ -31,8 +31,9 @@ def test_the_file_comes_back_grouped_with_every_line_as_it_was(tmp_path: Path) -
     assert write_plan(planned, output) == 0
     assert sorted(output.read_text().splitlines()) == sorted(lines)
     groups = ["a" in item.body["documents"] for item in planned]
-    assert groups == [True, True, True, False, False]
-    assert {item.id for item in planned[:2]} == {"line-1", "line-3"}, "they share two blocks"
+    assert groups == sorted(groups, key=groups.index), "what shares nothing is not mixed"
+    names = [item.id for item in planned]
+    assert abs(names.index("line-1") - names.index("line-3")) == 1, "they share two blocks"
 
 
 def test_an_offline_index_orders_online_requests_alike(tmp_path: Path) -> None:

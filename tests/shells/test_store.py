@@ -10,7 +10,7 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -55,6 +55,11 @@ def _run(url: str, use: Use, app: str = "cp") -> None:
             await store.close()
 
     asyncio.run(main())
+
+
+async def _messages(*texts: bytes) -> AsyncIterator[bytes]:
+    for text in texts:
+        yield text
 
 
 def _refusal(url: str, app: str = "cp") -> ConfigError:
@@ -300,6 +305,11 @@ def test_an_acl_user_needs_only_the_rights_that_are_named(server: EmbeddedServer
         assert await store.get_record("c") == b"1"
         await store.append_report(b"r")
         assert len(await store.read_reports(START, 50)) == 1
+        journal = await store.journal()
+        await journal.append(b"m")
+        await journal.snapshot(_messages(b"M"))
+        assert await journal.keep()
+        assert [message async for message in (await store.journal()).load()] == [b"M"]
 
     _run(f"redis://cp:pw@127.0.0.1:{port}", use)
     assert "lacks rights" in _refusal(f"redis://poor:pw@127.0.0.1:{port}").message

@@ -1,0 +1,165 @@
+"""One application under test: its processes, its Redis, and how far index and engines agree."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import ray
+import redis
+from ray import serve
+
+from cp_ray.config import AppConfig
+from cp_ray.named_actor import NAMESPACE, index_prefix, names_with
+from cp_ray.store import wire
+from cp_ray.store.embedded import EmbeddedServer
+from tests.chaos.slow_proxy import SlowProxy
+from tests.e2e.support import application
+
+NAME = "chaos"
+REPLICAS = 3
+HEALTH_S = 8.0
+PROCESSES = {
+    "replica": f"ray::ServeReplica:{NAME}:Engine",
+    "ingress": f"ray::ServeReplica:{NAME}:Router",
+    "proxy": "ray::ProxyActor",
+    "index": "ray::IndexActor",
+}
+CALL_S = 1.0
+HEARD_S = 0.5
+"""An eviction is in the index so long after the engine made it, or the index has a ghost."""
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What index or engines have: (replica, request) -> leading tokens."""
+
+    tokens: dict[tuple[str, str], int]
+
+
+class Fleet:
+    """The running application. server, proxy: its Redis, and the way there."""
+
+    def __init__(self, base: str, server: EmbeddedServer, proxy: SlowProxy) -> None:
+        self.base = base
+        self.server = server
+        self.proxy = proxy
+        self._last: dict[str, Any] = {}
+
+    def admin(self) -> redis.Redis:
+        """A connection of our own to Redis, not by the proxy."""
+        return redis.Redis.from_url(self.server.url, socket_timeout=5)
+
+    def processes(self, kind: str) -> list[psutil.Process]:
+        """Living processes of one kind under this test's own Ray."""
+        found = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                named = bool(words) and words[0].startswith(PROCESSES[kind])
+                if named and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return sorted(found, key=lambda process: process.pid)
+
+    async def state(self) -> dict[str, Any]:
+        """What the index says of itself; nothing while it cannot."""
+        try:
+            state: dict[str, Any] = await self._index_call("state")
+        except (ray.exceptions.RayError, ValueError, TimeoutError):
+            return {}
+        return state
+
+    async def agreed(self) -> tuple[bool, str]:
+        """Whether the index is up, hears everybody, and has no ghost; and else what is wrong."""
+        state = await self.state()
+        if not state:
+            return False, "the index does not answer"
+        if len(state["replicas"]) != REPLICAS:
+            return False, f"{len(state['replicas'])} replicas are live"
+        if not state["redis_connected"] or set(state["rungs"].values()) != {"exact"}:
+            return False, f"not exact: {state['rungs']}"
+        try:
+            before = await self._recorded()
+            held = await self._held()
+            await asyncio.sleep(HEARD_S)
+            after = await self._recorded()
+        except (ray.exceptions.RayError, ValueError, TimeoutError) as error:
+            return False, f"no answer: {type(error).__name__}"
+        ghosts = [
+            place
+            for place, tokens in after.tokens.items()
+            if place in before.tokens and tokens > held.tokens.get(place, 0)
+        ]
+        return not ghosts, f"{len(ghosts)} ghosts, such as {ghosts[:2]}"
+
+    async def _recorded(self) -> Known:
+        data: bytes = await self._index_call("records")
+        return Known(_flat(wire.decode(data, dict[str, dict[str, int]])))
+
+    async def _held(self) -> Known:
+        handle = serve.get_deployment_handle("Engine", NAME)
+        answers = await asyncio.wait_for(handle.broadcast("held").results_async(), 10)
+        held: dict[str, dict[str, int]] = {}
+        for answer in answers:
+            held |= wire.decode(answer, dict[str, dict[str, int]])
+        return Known(_flat(held))
+
+    async def _index_call(self, method: str) -> Any:
+        def actor() -> Any:
+            (name,) = names_with(index_prefix(NAME))
+            return ray.get_actor(name, NAMESPACE)
+
+        handle = await asyncio.wait_for(asyncio.to_thread(actor), CALL_S)
+        return await asyncio.wait_for(getattr(handle, method).remote(), CALL_S)
+
+
+def _flat(held: dict[str, dict[str, int]]) -> dict[tuple[str, str], int]:
+    return {
+        (replica, request): tokens
+        for replica, requests in held.items()
+        for request, tokens in requests.items()
+    }
+
+
+@contextlib.contextmanager
+def fleet(serve_url: str, folder: Path) -> Iterator[Fleet]:
+    """Three simulated engines, two ingresses, and a Redis of our own behind the proxy."""
+    server = EmbeddedServer(folder)
+    url = server.start()
+    port = int(url.rpartition(":")[2].partition("/")[0])
+    proxy = SlowProxy(port)
+    there = url.replace(f":{port}/", f":{proxy.start()}/")
+    config = AppConfig.model_validate(
+        {
+            "engine": "simulated",
+            "replicas": REPLICAS,
+            "ingress_replicas": 2,
+            "cache_tokens": 16_384,
+            "prefill_tokens_per_s": 20_000,
+            "decode_tokens_per_s": 200,
+            "health_check_period_s": 0.5,
+            "health_check_timeout_s": HEALTH_S,
+            "redis_url": there,
+        }
+    )
+    try:
+        with application(serve_url, NAME, config) as base:
+            yield Fleet(base, server, proxy)
+    finally:
+        proxy.stop()
+        server.stop()
+
+
+async def until(true: Any, seconds: float) -> float | None:
+    """Seconds until the coroutine function says yes; None when it never does."""
+    began = time.monotonic()
+    while time.monotonic() - began < seconds:
+        if await true():
+            return time.monotonic() - began
+        await asyncio.sleep(0.1)
+    return None

@@ -1,0 +1,171 @@
+"""The load of the chaos suite, and the client's own log of it: what every sending came to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from typing import Any
+
+import httpx
+import msgspec
+
+TRIES = 5
+TIMEOUT_S = 60.0
+OUTPUT_TOKENS = 8
+WORDS = ("alpha", "bravo", "carol", "delta", "echo", "foxtrot", "golf", "hotel")
+
+
+class Sending(msgspec.Struct, frozen=True):
+    """One sending of one request, on the load's clock.
+
+    started: the first token had come. error: None for one whole answer. replica, reason: of the
+    answer's explanation.
+    """
+
+    request: int
+    streamed: bool
+    from_s: float
+    to_s: float
+    started: bool
+    error: str | None
+    replica: str = ""
+    reason: str = ""
+
+
+class Load:
+    """Clients that ask, one request after the other, until they are stopped.
+
+    Each sends a request again, TRIES times in all, when its connection breaks or the answer is
+    an error: as a client library does. lost: requests that were not answered even so.
+    """
+
+    def __init__(self, base: str, clients: int = 4, seed: int = 0, key: str = "none") -> None:
+        self._base = base
+        self._clients = clients
+        self._rng = random.Random(seed)
+        self._zero = time.monotonic()
+        self._number = 0
+        self._over = False
+        self._headers = {"x-cp-ray-explain": "1", "authorization": f"Bearer {key}"}
+        self.log: list[Sending] = []
+        self.lost: list[int] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def clock(self) -> float:
+        """Seconds since the load was made."""
+        return time.monotonic() - self._zero
+
+    async def __aenter__(self) -> Load:
+        self._http = httpx.AsyncClient(timeout=TIMEOUT_S)
+        self._tasks = [asyncio.create_task(self._client()) for _ in range(self._clients)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._over = True
+        await asyncio.gather(*self._tasks)
+        await self._http.aclose()
+
+    def since(self, moment_s: float) -> list[Sending]:
+        """What was under way at that moment, or began later."""
+        return [sending for sending in self.log if sending.to_s >= moment_s]
+
+    async def _client(self) -> None:
+        while not self._over:
+            self._number += 1
+            await self._ask(self._number)
+            await asyncio.sleep(self._rng.uniform(0.0, 0.05))
+
+    async def _ask(self, number: int) -> None:
+        body = self._body(number)
+        for attempt in range(TRIES):
+            if attempt:
+                await asyncio.sleep(0.2 * 2**attempt)
+            sending = await self._send(number, body)
+            self.log.append(sending)
+            if sending.error is None:
+                return
+        self.lost.append(number)
+
+    def _body(self, number: int) -> dict[str, Any]:
+        ranks = {int(40 * self._rng.random() ** 2) for _ in range(6)}
+        documents = [f"document {rank} " + f"{WORDS[rank % 8]} " * 80 for rank in ranks]
+        return {
+            "model": "smollm2",
+            "messages": [{"role": "user", "content": f"question {number}"}],
+            "documents": documents,
+            "max_tokens": OUTPUT_TOKENS,
+            "stream": number % 2 == 0,
+            "stream_options": {"include_usage": True} if number % 2 == 0 else None,
+        }
+
+    async def _send(self, number: int, body: dict[str, Any]) -> Sending:
+        from_s = self.clock()
+        seen: dict[str, Any] = {}
+        try:
+            await (self._stream if body["stream"] else self._whole)(body, seen)
+            error = None
+        except (httpx.HTTPError, _Refused) as fault:
+            error = f"{type(fault).__name__}: {fault}"
+        explained = seen.get("cp_ray", {})
+        return Sending(
+            number,
+            body["stream"],
+            from_s,
+            self.clock(),
+            bool(seen.get("started")),
+            error,
+            explained.get("replica") or "",
+            explained.get("reason", ""),
+        )
+
+    async def _whole(self, body: dict[str, Any], seen: dict[str, Any]) -> None:
+        url = f"{self._base}/v1/chat/completions"
+        response = await self._http.post(url, json=body, headers=self._headers)
+        if response.status_code != 200:
+            raise _Refused(f"{response.status_code} {response.text[:200]}")
+        answer = response.json()
+        seen |= {"started": True, "cp_ray": answer["cp_ray"]}
+        if answer["usage"]["completion_tokens"] != OUTPUT_TOKENS:
+            raise _Refused(f"not the whole answer: {answer['usage']}")
+
+    async def _stream(self, body: dict[str, Any], seen: dict[str, Any]) -> None:
+        """One answer: text, one finish reason, one usage, then [DONE] and nothing behind it."""
+        kinds: list[str] = []
+        url = f"{self._base}/v1/chat/completions"
+        async with self._http.stream("POST", url, json=body, headers=self._headers) as response:
+            if response.status_code != 200:
+                raise _Refused(f"{response.status_code} {(await response.aread())[:200]!r}")
+            async for line in response.aiter_lines():
+                data = line.removeprefix("data: ")
+                if not data:
+                    continue
+                if data == "[DONE]":
+                    kinds.append("done")
+                    continue
+                chunk = json.loads(data)
+                if "error" in chunk:
+                    raise _Refused(chunk["error"]["message"])
+                seen |= {key: chunk[key] for key in ("cp_ray",) if key in chunk}
+                kinds += _kinds(chunk)
+                seen["started"] = seen.get("started") or "text" in kinds
+        whole = [kind for kind in kinds if kind != "text"] == ["end", "usage", "done"]
+        if not whole or "text" not in kinds:
+            raise _Refused(f"not one whole answer: {kinds[-4:]}")
+
+
+class _Refused(Exception):
+    """An answer that is an error, or is not whole."""
+
+
+def _kinds(chunk: dict[str, Any]) -> list[str]:
+    kinds = []
+    for choice in chunk["choices"]:
+        if choice["delta"].get("content"):
+            kinds.append("text")
+        if choice.get("finish_reason"):
+            kinds.append("end")
+    if chunk.get("usage"):
+        kinds.append("usage")
+    return kinds

@@ -1,0 +1,38 @@
+"""The table is put between its marks, and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.faults import Outcome
+from tests.chaos.table import BEGIN, END, write
+
+OUTCOME = Outcome("index: kill -9", 120, 7, 0, (), 0, 0.25, 6.5, "")
+
+
+def test_a_new_table_replaces_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    write(page, [OUTCOME], "said")
+    text = page.read_text()
+    assert text.startswith(f"before\n{BEGIN}\nsaid\n")
+    assert text.endswith(f"{END}\nafter\n")
+    assert "| index: kill -9 | 120 | 7 | 0 | 0 | 0.2 s | 6.5 s |" in text
+    assert "old" not in text
+
+
+def test_a_page_without_marks_is_left_alone(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("nothing here\n")
+    with pytest.raises(ValueError, match="marks"):
+        write(page, [OUTCOME], "said")
+    assert page.read_text() == "nothing here\n"
+
+
+def test_an_outcome_holds_only_without_losses_and_with_agreement() -> None:
+    assert OUTCOME.held
+    assert not Outcome("f", 1, 0, 0, ("x",), 0, None, 1.0, "").held
+    assert not Outcome("f", 1, 0, 0, (), 1, None, 1.0, "").held
+    assert not Outcome("f", 1, 0, 0, (), 0, None, None, "ghosts").held

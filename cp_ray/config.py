@@ -176,7 +176,14 @@ class AppConfig(BaseModel):
     page_size: int = Field(
         default=16, ge=1, description="cache block of the simulated engine and of SGLang, tokens"
     )
-    prefill_tokens_per_s: float = Field(default=20_000.0, gt=0)
+    simulated_device: str = Field(
+        default="h200-qwen3-32b",
+        description="whose measured prefill times it has (cp_ray/workers/curves); where none were "
+        "measured, 20,000 tokens/s are assumed, and it says so",
+    )
+    prefill_tokens_per_s: float | None = Field(
+        default=None, gt=0, description="a constant rate in place of the measured curve"
+    )
     decode_tokens_per_s: float = Field(default=100.0, gt=0)
 
     @model_validator(mode="before")

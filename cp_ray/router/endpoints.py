@@ -81,6 +81,8 @@ def build_api(service: Service, lifespan: Lifespan | None = None) -> FastAPI:
                 "max_model_len": info.max_model_len,
                 "simulated": info.simulated,
             }
+            if info.simulated:
+                model["timing"] = info.timing
             return JSONResponse({"object": "list", "data": [model]})
 
         return await _answer(request, work)

@@ -60,7 +60,10 @@ class Delivery(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EngineInfo(msgspec.Struct, frozen=True):
-    """Facts of a started engine. simulated: answers do not come from a model."""
+    """Facts of a started engine. simulated: answers do not come from a model.
+
+    timing: what a simulated engine's times come from, with their error; empty for a real one.
+    """
 
     engine: str
     model: str
@@ -68,6 +71,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     capacity_tokens: int
     max_model_len: int
     simulated: bool = False
+    timing: str = ""
 
 
 class CacheListener(Protocol):

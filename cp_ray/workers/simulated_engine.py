@@ -1,8 +1,9 @@
 """An engine without a model: a real prefix cache under a model of time.
 
-Prefill is serial (one request computes at a time, in order of arrival), decode runs at a fixed
-rate for each request. Answers, and the engine's facts, say that they are simulated. Pages of
-output tokens are not modelled.
+Prefill is serial (one request computes at a time, in order of arrival) and takes as long as its
+device's measured curve says (prefill_times.py); decode runs at a fixed rate for each request.
+Answers, and the engine's facts, say that they are simulated. Pages of output tokens are not
+modelled.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from cp_ray.core.prefix_cache import PrefixCache
 from cp_ray.core.types import RequestId
 from cp_ray.errors import EngineError, EngineUnavailable, InvalidRequest
 from cp_ray.workers.engine import CacheListener, Chunk, EngineInfo, EngineRequest, Sampling
+from cp_ray.workers.prefill_times import pace_of
 
 DEFAULT_CACHE_TOKENS = 1 << 18
 DEFAULT_MAX_MODEL_LEN = 1 << 17
@@ -26,6 +28,7 @@ class SimulatedEngine:
 
     def __init__(self, config: AppConfig) -> None:
         cache_tokens = config.cache_tokens or DEFAULT_CACHE_TOKENS
+        pace = pace_of(config)
         self._info = EngineInfo(
             engine="simulated",
             model=config.public_model_name,
@@ -33,8 +36,9 @@ class SimulatedEngine:
             capacity_tokens=cache_tokens // config.page_size * config.page_size,
             max_model_len=config.max_model_len or DEFAULT_MAX_MODEL_LEN,
             simulated=True,
+            timing=pace.source,
         )
-        self._prefill_rate = config.prefill_tokens_per_s
+        self._curve = pace.curve
         self._decode_rate = config.decode_tokens_per_s
         self._cache = PrefixCache(cache_tokens, config.page_size, duplicates=True)
         self._listener: CacheListener | None = None
@@ -124,7 +128,7 @@ class SimulatedEngine:
                 arrived = clock()
                 await self.check_health()
             self._report()
-            seconds = (len(request.prompt) - cached) / self._prefill_rate
+            seconds = self._curve.seconds(cached, len(request.prompt) - cached)
             # From where the last one ended: waking up late must not slow the engine down.
             self._busy_until = max(self._busy_until, arrived) + seconds
             try:

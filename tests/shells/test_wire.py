@@ -82,6 +82,7 @@ MESSAGES: list[tuple[Any, Any, Any]] = [
             "capacity_tokens": 4096,
             "max_model_len": 2048,
             "simulated": True,
+            "timing": "",
         },
     ),
 ]

@@ -22,8 +22,8 @@ ARGS ?=
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: demo demo-chaos test test-sglang test-vllm029 check chaos fuzz bench bench-overhead
-.PHONY: bench-recovery test-gpu-harness-0251 format venv clean
+.PHONY: demo demo-chaos test test-sglang test-vllm029 check chaos fuzz cluster-test docs \
+  bench bench-overhead bench-recovery test-gpu-harness-0251 format venv clean
 
 demo: venv
 	$(BIN)/python -m cp_ray.demo $(ARGS)
@@ -33,7 +33,7 @@ demo-chaos: venv
 	$(BIN)/python -m cp_ray.demo.chaos --engine vllm
 
 test: venv
-	$(BIN)/python -m pytest -q -m "not chaos"
+	$(BIN)/python -m pytest -q -m "not chaos and not cluster"
 
 # SGLang has no build for CPUs: it runs here on plain torch, which it does not support, and with
 # tests/sglang/without_gpu in place of torchvision. Users with GPUs need neither.
@@ -61,6 +61,10 @@ check: venv
 chaos: venv
 	$(BIN)/python -m tests.chaos --docs docs/operations.md $(ARGS)
 	$(BIN)/python -m pytest -q -m chaos
+
+cluster-test: venv
+	$(BIN)/python -m pytest -q -rA -m cluster tests/cluster
+	$(BIN)/python -m pytest -q tests/shells/test_cluster_files.py
 
 fuzz: venv
 	$(BIN)/python -m tests.fuzz $(ARGS)
@@ -94,6 +98,16 @@ $(OLD_VENV)/.ready: requirements/vllm-0.25.1.txt
 format: venv
 	$(BIN)/ruff format cp_ray tests benchmarks examples
 	$(BIN)/ruff check --fix cp_ray tests benchmarks examples
+
+# The site has its own environment: its packages have no business beside an engine's.
+docs: .venv-docs/.ready
+	.venv-docs/bin/mkdocs build --strict --quiet
+	@echo "the site is in out/site"
+
+.venv-docs/.ready: requirements/docs.txt
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install -qq --disable-pip-version-check -r requirements/docs.txt
+	@touch $@
 
 venv: $(READY)
 

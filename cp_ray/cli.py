@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from cp_ray.cli_fleet import add_fleet_commands
 from cp_ray.errors import CpRayError
 
 
@@ -28,6 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     _serve(commands.add_parser("serve", help="start the app on this machine's Ray"))
     _run_batch(commands.add_parser("run-batch", help="offline mode: plan or run a file"))
     _coa(commands.add_parser("coa", help="Chain-of-Agents over one long document"))
+    add_fleet_commands(commands)
     _eval(commands.add_parser("eval", help="do answers change? each switch alone, and all"))
     _doctor(commands.add_parser("doctor", help="what is missing here, and what to do about it"))
     trace = commands.add_parser("trace", help="workloads").add_subparsers(required=True)
@@ -132,16 +134,21 @@ def _eval(parser: argparse.ArgumentParser) -> None:
 
 def _doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--config", type=Path, help="check a Serve config file")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        help="check one file only: Serve config, `ray up`, RayService, compose",
+    )
     parser.add_argument("--json", action="store_true")
 
     def run(args: argparse.Namespace) -> int:
+        from cp_ray.cluster_files import check_file
         from cp_ray.config import parse_settings
         from cp_ray.doctor import diagnose, show
-        from cp_ray.serve_config import check_serve_config
 
         if args.config:
-            check_serve_config(args.config)
+            print(check_file(args.config))
+            return 0
         return show(diagnose(parse_settings(args.settings)), as_json=args.json)
 
     parser.set_defaults(run=run)

@@ -69,6 +69,7 @@ def _hashed_words(text: Any) -> Any:
 
 
 DIGEST = b"sha256:"
+Key = Annotated[SecretStr, BeforeValidator(_hashed_words)]
 Keys = Annotated[dict[str, SecretStr], BeforeValidator(_hashed)]
 
 
@@ -135,6 +136,9 @@ class AppConfig(BaseModel):
     cpus_per_replica: float = Field(default=0.5, ge=0)
     gpus_per_replica: float = Field(default=0.0, ge=0)
     tensor_parallel_size: int = Field(default=1, ge=1)
+    across_hosts: bool = Field(
+        default=False, description="tensor parallel ranks of one replica may lie on several hosts"
+    )
     max_ongoing_requests: int = Field(default=32, ge=1, description="per replica")
     max_queued_requests: int = Field(default=1000, ge=1, description="per ingress; then 503")
     health_check_period_s: float = Field(default=2.0, gt=0)
@@ -164,6 +168,14 @@ class AppConfig(BaseModel):
     tenant_requests_per_minute: int | None = Field(default=None, ge=1)
     tenant_tokens_per_minute: int | None = Field(default=None, ge=1, description="in and out")
     tenant_max_calls: int | None = Field(default=None, ge=1, description="at a time")
+
+    operator_key: Key | None = Field(
+        default=None, description="bearer key for /fleet; without it and api_keys it is open"
+    )
+    record: str | None = Field(
+        default=None,
+        description="folder on the index actor's host: record ids and lengths of all traffic there",
+    )
 
     # Limits, enforced with 400, 413 or 422.
     max_body_bytes: int = Field(default=8 << 20, ge=1024)

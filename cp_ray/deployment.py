@@ -77,7 +77,8 @@ def engine_resources(args: AppConfig) -> dict[str, Any]:
     """Serve options for one engine replica's CPUs, GPUs and environment.
 
     With tensor parallelism in vLLM the replica itself takes no GPU: the engine's own workers take
-    the bundles of its placement group, all on one host. SGLang's are processes of the replica.
+    the bundles of its placement group, all on one host unless `across_hosts`. SGLang's are
+    processes of the replica.
     """
     ranks = args.tensor_parallel_size
     actor: dict[str, Any] = {"num_cpus": args.cpus_per_replica, "num_gpus": args.gpus_per_replica}
@@ -100,7 +101,7 @@ def engine_resources(args: AppConfig) -> dict[str, Any]:
             rank | {"CPU": args.cpus_per_replica},
             *[rank] * (ranks - 1),
         ],
-        "placement_group_strategy": "STRICT_PACK",
+        "placement_group_strategy": "PACK" if args.across_hosts else "STRICT_PACK",
     }
 
 

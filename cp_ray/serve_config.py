@@ -34,14 +34,18 @@ def check_serve_config(path: Path, gpus: int | None = None) -> None:
     gpus: GPUs of the cluster where known (`check_cluster_file`); a plan that asks for more is
     refused. Raises ConfigError.
     """
+    check_serve_document(read_yaml(path), str(path), gpus)
+
+
+def check_serve_document(document: dict[str, Any], place: str, gpus: int | None = None) -> float:
+    """The same for a document already read; `place` names it in errors. Returns GPUs asked for."""
     from ray.serve.schema import ServeDeploySchema
 
-    document = _read(path)
-    _no_unknown_keys(document, ServeDeploySchema, str(path))
-    _validate(document, ServeDeploySchema, str(path))
+    _no_unknown_keys(document, ServeDeploySchema, place)
+    _validate(document, ServeDeploySchema, place)
     asked = 0.0
     for number, application in enumerate(document.get("applications", [])):
-        where = f"{path}: applications.{number}"
+        where = f"{place}: applications.{number}"
         target = application["import_path"]
         if target in _BUILDERS:
             asked += gpus_asked(_settings(application.get("args") or {}, where))
@@ -52,35 +56,37 @@ def check_serve_config(path: Path, gpus: int | None = None) -> None:
                     param="args",
                 )
         elif re.split(r"[.:]", target)[0] == "cp_ray":
-            raise _unknown(where, "import_path", target, (*_BUILDERS, *_BUILT))
+            raise unknown_name(where, "import_path", target, (*_BUILDERS, *_BUILT))
         else:
             continue  # another application in the same file is not ours to judge
         for deployment in application.get("deployments") or []:
             if deployment["name"] not in DEPLOYMENTS:
-                raise _unknown(where, "deployment", deployment["name"], DEPLOYMENTS)
+                raise unknown_name(where, "deployment", deployment["name"], DEPLOYMENTS)
     if gpus is not None and asked > gpus:
         raise ConfigError(
-            f"{path}: the replicas ask for {asked:g} GPUs, the cluster file states {gpus}: "
+            f"{place}: the replicas ask for {asked:g} GPUs, the cluster file states {gpus}: "
             "lower replicas or gpus_per_replica, or add hosts",
             param="replicas",
         )
+    return asked
 
 
 def check_cluster_file(path: Path) -> int | None:
     """Check a `ray up` file with Ray's own schema; returns the GPUs it states, if it does.
 
-    Stated means `--num-gpus` in a start command (provider local). Raises ConfigError.
+    Stated means `--num-gpus` in a start command (provider local), or `resources` of the node
+    types, of as many hosts as may be. Raises ConfigError.
     """
     import click
     import jsonschema  # type: ignore[import-untyped]
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    document = _read(path)
+    document = read_yaml(path)
     schema = json.loads(resources.files("ray.autoscaler").joinpath("ray-schema.json").read_text())
     known = [*schema["properties"], "min_workers"]  # the latter is read for provider local only
     for key in document:
         if key not in known:
-            raise _unknown(str(path), "key", key, known)
+            raise unknown_name(str(path), "key", key, known)
     try:
         validate_config(prepare_config(document))
     except jsonschema.ValidationError as error:
@@ -101,6 +107,14 @@ def _stated_gpus(document: Mapping[str, Any]) -> int | None:
         found = [_NUM_GPUS.search(command) for command in document.get(field) or []]
         return next((int(match[1]) for match in found if match), None)
 
+    types = document.get("available_node_types")
+    if types:
+        head_type = document.get("head_node_type")
+        return sum(
+            int(kind["resources"].get("GPU", 0))
+            * (1 if name == head_type else int(kind.get("max_workers", 0)))
+            for name, kind in types.items()
+        )
     head, worker = per_host("head_start_ray_commands"), per_host("worker_start_ray_commands")
     if head is None and worker is None:
         return None
@@ -121,7 +135,8 @@ def _settings(args: Any, where: str) -> AppConfig:
     return config
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A document of keys and values. Raises ConfigError."""
     try:
         document = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -156,7 +171,7 @@ def _no_unknown_keys(value: Any, model: type[BaseModel], where: str) -> None:
     for key, inner in value.items():
         field = model.model_fields.get(key)
         if field is None:
-            raise _unknown(where, "key", key, model.model_fields)
+            raise unknown_name(where, "key", key, model.model_fields)
         for inner_model in _models_in(field.annotation):
             _no_unknown_keys(inner, inner_model, f"{where}: {key}")
 
@@ -168,7 +183,8 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _models_in(argument)
 
 
-def _unknown(where: str, what: str, name: Any, known: Any) -> ConfigError:
+def unknown_name(where: str, what: str, name: Any, known: Any) -> ConfigError:
+    """The error for a name that is not known, with the nearest right one."""
     names = [str(right) for right in known]
     near = get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"

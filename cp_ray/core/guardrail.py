@@ -23,7 +23,6 @@ is used in the same way and needs far fewer requests, because most pairs are equ
 
 from __future__ import annotations
 
-import math
 from hashlib import blake2b
 
 import msgspec
@@ -64,25 +63,26 @@ class Wealth:
         if low >= 0:
             raise ConfigError(f"bets need something to lose: the least value is {low}")
         self._bets = tuple(weight / -low for weight in _WEIGHTS)
-        self._logs = [0.0] * len(self._bets)
+        self._each = [1.0] * len(self._bets)
         self._low = low
-        self._goal = -math.log(alpha)
-        self.highest = 0.0
+        self._goal = 1 / alpha
+        self.highest = 1.0
 
     def add(self, value: float) -> None:
         """One observation, whose mean is at most 0 under the null hypothesis."""
         if value < self._low * (1 + 1e-9):
             raise InvariantError(f"observation {value} is below {self._low}")
-        self._logs = [
-            log + math.log1p(bet * value) for log, bet in zip(self._logs, self._bets, strict=True)
+        if self.proven:
+            return  # it stays so, and wealth need not grow without end
+        self._each = [
+            each * (1 + bet * value) for each, bet in zip(self._each, self._bets, strict=True)
         ]
-        self.highest = max(self.highest, self.log)
+        self.highest = max(self.highest, self.now)
 
     @property
-    def log(self) -> float:
-        """Natural logarithm of the mean wealth."""
-        top = max(self._logs)
-        return top + math.log(sum(math.exp(log - top) for log in self._logs) / len(self._logs))
+    def now(self) -> float:
+        """The mean wealth: an e-value."""
+        return sum(self._each) / len(self._each)
 
     @property
     def proven(self) -> bool:
@@ -136,8 +136,8 @@ class Guardrail:
 
     @property
     def evidence(self) -> float:
-        """The larger e-value of both tests, as a natural logarithm."""
-        return max(self._chance.log, self._pairs.log)
+        """The larger e-value of both tests."""
+        return max(self._chance.now, self._pairs.now)
 
     def audit(self, route: str) -> str:
         """One line that says what was seen and what follows."""
@@ -147,7 +147,7 @@ class Guardrail:
             f"without={self.canary.mean:.4f}/{self.canary.count} "
             f"reordered={self.reordered.mean:.4f}/{self.reordered.count} "
             f"loss={self.canary.mean - self.reordered.mean:.4f} bound={rule.bound} "
-            f"log_e={self.evidence:.3f} goal={-math.log(rule.alpha / 2):.3f} alpha={rule.alpha}"
+            f"evidence={self.evidence:.4g} goal={2 / rule.alpha:.4g} alpha={rule.alpha}"
         )
 
 

@@ -15,6 +15,7 @@ from cp_ray.core.distance import DEFAULT_ALPHA
 from cp_ray.core.interned import interned
 from cp_ray.core.limits import Limits, limited_search
 from cp_ray.core.load import LoadLedger
+from cp_ray.core.loss import LossLedger
 from cp_ray.core.memory import Memory
 from cp_ray.core.offline import OfflineOrders
 from cp_ray.core.ordering import order
@@ -70,12 +71,14 @@ class ContextIndex:
         self.offline = offline or OfflineOrders()
         self.limits = limits or Limits()
         self.rest_order = RestOrder(limits=self.limits)
+        self.losses = LossLedger()
         self._search = search
         self.max_records = max_records
         self.memory = Memory(RememberedOrders(REMEMBERED))
         self._trees = self.memory.trees
         self._records = self.memory.records
         self._assigned: Counter[ReplicaId] = Counter()
+        self.trees, self.records, self.assigned = self._trees, self._records, self._assigned
         self._counters: Counter[str] = Counter()
 
     def set_replicas(self, infos: Sequence[ReplicaInfo]) -> None:
@@ -132,9 +135,11 @@ class ContextIndex:
         page = self.replicas.live[chosen].page_size
         predicted = min(reusable, total - 1) // page * page
         self._remember(request, record_of(request, planned, tokens, chosen, predicted), planned)
+        node = self._trees[request.head].node_of[request.request_id]
+        self.losses.planned(self, request, planned, node, reusable)
         self.ledger.reserve(request.request_id, chosen, total - reusable, now)
         self._assigned[chosen] += 1
-        path = self._trees[request.head].node_of[request.request_id].search_path
+        path = node.search_path
         return Step(
             request_id=request.request_id,
             context=planned,
@@ -193,10 +198,13 @@ class ContextIndex:
         request = feedback.request_id
         record = self._records.get(request)
         if isinstance(feedback, Routed):
+            live = feedback.replica in self.replicas.live
+            self.losses.routed(request, self.replicas.bit(feedback.replica) if live else 0)
             self._routed(feedback, record)
         elif isinstance(feedback, FirstToken):
             self.ledger.prefill_done(request, now)
         else:
+            self.losses.settled(feedback)
             self.ledger.free(request)
             if record is None:
                 self._counters["unknown_feedback"] += 1
@@ -297,4 +305,5 @@ class ContextIndex:
         self.ledger.check()
         self.offline.check()
         self.rest_order.check()
+        self.losses.check()
         self.memory.check(self.replicas)

@@ -24,6 +24,8 @@ class PlanRequest(msgspec.Struct, frozen=True, array_like=True):
     context: distinct ids, best first. block_tokens: tokens of each, same order and length.
     movable: whether the index may put the blocks in another order.
     predecessor: the request whose prompt this head extends (the conversation's last turn).
+    conversation: digest of its name, tenant included. origins: digests of the head and of each
+    block without their tenant, where there are several tenants: only sums are made of them.
     """
 
     request_id: RequestId
@@ -34,6 +36,8 @@ class PlanRequest(msgspec.Struct, frozen=True, array_like=True):
     tail_tokens: int
     movable: bool = True
     predecessor: RequestId | None = None
+    conversation: str | None = None
+    origins: tuple[int, ...] = ()
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
@@ -44,6 +48,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     search_path: slots from the root of the head's tree (paper 4.2), valid when returned.
     reused_tokens: prompt tokens the replica should find cached, in whole engine blocks.
     reason: "holder" (has some of the prefix), "load" (nothing to reuse) or "passthrough".
+    estimated_ttft_s: seconds until the first token, should the replica do as usual.
     """
 
     request_id: RequestId
@@ -53,6 +58,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     search_path: tuple[int, ...]
     reused_tokens: int
     reason: str
+    estimated_ttft_s: float = 0.0
 
 
 class ReplicaInfo(msgspec.Struct, frozen=True, array_like=True):

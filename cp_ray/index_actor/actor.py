@@ -17,6 +17,7 @@ from cp_ray.core.index import ContextIndex
 from cp_ray.core.limits import Limits
 from cp_ray.core.offline import OfflineOrders
 from cp_ray.core.record import State
+from cp_ray.core.story import Story
 from cp_ray.core.types import (
     DumpRequest,
     Feedback,
@@ -28,6 +29,8 @@ from cp_ray.core.types import (
 )
 from cp_ray.errors import ConfigError
 from cp_ray.index_actor.journal import IndexJournal
+from cp_ray.index_actor.observer import Observer
+from cp_ray.index_actor.recording import Recording
 from cp_ray.index_actor.report_reader import ReportReader
 from cp_ray.index_actor.serve_live_set import LiveSet
 from cp_ray.named_actor import application_gone, end, index_prefix, names_with, obtain
@@ -62,12 +65,16 @@ class IndexActor:
         self._hearing = Hearing(self._index)
         self._reader = ReportReader(self._connect, self._apply, self._dump_requests)
         self._live_set = LiveSet(app, ENGINE, self._set_live)
+        record = self._config.record
+        recording = Recording(Path(record)) if record is not None else None
+        self._observer = Observer(app, self._index, self._reader, recording)
         me = ray.get_runtime_context().current_actor
         self._tasks = [
             asyncio.create_task(self._live_set.run()),
             asyncio.create_task(self._journal.run()),
             asyncio.create_task(self._reader.run()),
             asyncio.create_task(self._keep_hearing()),
+            asyncio.create_task(self._observer.run()),
             asyncio.create_task(self._end_with_application(me)),
             asyncio.create_task(self._end_when_superseded(me)),
         ]
@@ -81,7 +88,10 @@ class IndexActor:
             self._late += 1
             return b""
         requests = wire.decode(payload, list[PlanRequest])
-        return wire.encode(self._index.plan(requests, time.monotonic()))
+        began = time.monotonic()
+        steps = self._index.plan(requests, began)
+        self._observer.planned(time.monotonic() - began)
+        return wire.encode(steps)
 
     async def hear(self, payload: bytes) -> None:
         """Wire-encoded list[Feedback]."""
@@ -92,6 +102,18 @@ class IndexActor:
                 self._hearing.served(feedback.replica, now)
             elif isinstance(feedback, Settled) and feedback.ok:
                 self._journal.ended(feedback.request_id)
+
+    async def tell(self, payload: bytes) -> None:
+        """Wire-encoded list[Story]."""
+        self._observer.tell(wire.decode(payload, list[Story]))
+
+    async def fleet(self, since: float) -> bytes:
+        """JSON of the fleet; series from `since` on, seconds since 1970."""
+        return self._observer.fleet(since)
+
+    async def explain(self, request_id: str) -> tuple[str, bytes] | None:
+        """Tenant and JSON of one of the last requests."""
+        return self._observer.explain(request_id)
 
     async def ready(self) -> None:
         """Answer, so that a client knows the actor does, and the actor that it has a client."""

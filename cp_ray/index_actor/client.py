@@ -59,6 +59,11 @@ class IndexClient:
         """Whether the index answered last."""
         return self._up
 
+    @property
+    def actor(self) -> Any:
+        """Handle of the index actor; None while it is down."""
+        return self._actor if self._up else None
+
     def counters(self) -> dict[str, int]:
         """planned, passed_through, late, feedback_dropped, faults since the start."""
         names = ("planned", "passed_through", "late", "feedback_dropped", "faults")

@@ -21,7 +21,7 @@ from cp_ray.core.types import BlockId, Context, HeadId, PlanRequest, RequestId
 from cp_ray.errors import InvalidRequest
 from cp_ray.router.api import ChatRequest, CompletionRequest, Document, Message
 from cp_ray.router.auth import Tenant
-from cp_ray.router.conversation import Turn
+from cp_ray.router.conversation import MAX_TURNS, Turn
 from cp_ray.router.history import chain, digest, last_user
 from cp_ray.router.lifting import lift
 from cp_ray.router.placing import Origin, place
@@ -176,7 +176,7 @@ class Assembler:
             tail=tail,
             annotation_tokens=self._tokens(annotation) if annotation else 0,
             kept=_kept(asked, links, earlier, placed.seen, read=turns is not None)
-            if links
+            if 0 < len(links) <= MAX_TURNS
             else None,
         )
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from cp_ray.core.story import Outcome
 from cp_ray.core.types import FirstToken, Routed, Settled, Step
 from cp_ray.errors import CpRayError, EngineError
 from cp_ray.router.assembly import Prepared
 from cp_ray.router.ports import Dispatcher, Planner
+from cp_ray.router.watch import Watch
 from cp_ray.workers.engine import Chunk, Delivery, EngineRequest
 
 SaveTurn = Callable[[], Awaitable[None]]
@@ -29,6 +31,7 @@ class Call:
         planner: Planner,
         dispatcher: Dispatcher,
         save: SaveTurn | None,
+        watch: Watch,
     ) -> None:
         self.request = request
         self._prepared = prepared
@@ -36,6 +39,7 @@ class Call:
         self._planner = planner
         self._deliveries = dispatcher.stream(step, request)
         self._save = save
+        self._watch = watch
         self._first: Delivery | None = None
         self._last: Chunk | None = None
         self._replica: str | None = None
@@ -48,7 +52,12 @@ class Call:
         try:
             self._first = await anext(self._deliveries)
         except StopAsyncIteration:
+            self._broken = True
             raise EngineError("the engine ended the stream before its first token") from None
+        except Exception:  # only a cancelled one was left by its client
+            self._broken = True
+            raise
+        self._watch.first()
         self._replica = self._first.replica
         if self._step is not None:
             self._planner.feedback(Routed(self.request.request_id, self._first.replica))
@@ -74,6 +83,7 @@ class Call:
             self._settle(Settled(self.request.request_id, 0, ok=False))
         else:
             self._settle(Settled(self.request.request_id, first.cached_tokens, ok=True))
+        self._tell()
         if self.on_close is not None:
             self.on_close()
         close = getattr(self._deliveries, "aclose", None)
@@ -116,6 +126,12 @@ class Call:
         self._settle(Settled(self.request.request_id, chunk.cached_tokens, True, chunk.held_tokens))
         if self._save is not None:
             await self._save()
+
+    def _tell(self) -> None:
+        last = self._last or (self._first.chunks[-1] if self._first is not None else None)
+        whole = self._last is not None and self._last.finish_reason is not None
+        outcome: Outcome = "ok" if whole else "failed" if self._broken else "left"
+        self._watch.ended(outcome, self._replica, self._reason(), last)
 
     def _settle(self, settled: Settled) -> None:
         if self._settled:

@@ -13,10 +13,13 @@ from ray.serve.handle import DeploymentHandle
 from cp_ray.config import AppConfig
 from cp_ray.errors import EngineUnavailable
 from cp_ray.index_actor.client import IndexClient
+from cp_ray.index_actor.teller import Teller
 from cp_ray.router.dispatch import Dispatcher
 from cp_ray.router.endpoints import build_api
+from cp_ray.router.fleet_page import Fleet
 from cp_ray.router.service import Service
 from cp_ray.router.tokenizer import HuggingFaceTokenizer, PromptTokenizer, WordTokenizer
+from cp_ray.router.watch import Observer
 from cp_ray.store import wire
 from cp_ray.store.client import Store
 from cp_ray.store.embedded_actor import redis_url
@@ -42,6 +45,8 @@ class Router:
         self._index = IndexClient(app, config)
         if config.reuse != "plain":
             await self._wait_for_index()
+        teller = Teller(self._index)
+        self._fleet = Fleet(config, teller)
         self._engine = engine
         self._service = Service(
             config,
@@ -50,6 +55,7 @@ class Router:
             dispatcher=Dispatcher(engine),
             store=self._store,
             fetch_info=self._fetch_info,
+            observer=Observer(app, teller.tell if config.reuse != "plain" else None),
         )
 
     async def _wait_for_index(self) -> None:
@@ -61,7 +67,9 @@ class Router:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve after the constructor."""
-        return build_api(self._service)
+        api = build_api(self._service)
+        self._fleet.add_to(api)
+        return api
 
     async def _fetch_info(self) -> EngineInfo:
         try:

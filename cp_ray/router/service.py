@@ -21,9 +21,11 @@ from cp_ray.router.auth import Authenticator, Tenant
 from cp_ray.router.call import Call
 from cp_ray.router.conversation import Conversations, Turn
 from cp_ray.router.guardrails import Guardrails
+from cp_ray.router.identity import identified
 from cp_ray.router.ports import Dispatcher, FetchInfo, Planner, RecordStore
 from cp_ray.router.quotas import Quotas
 from cp_ray.router.tokenizer import PromptTokenizer
+from cp_ray.router.watch import Observer
 from cp_ray.router.window import Window
 from cp_ray.workers.engine import EngineInfo, EngineRequest
 
@@ -51,6 +53,7 @@ class Service:
         fetch_info: FetchInfo,
         new_id: Callable[[], str] = _new_id,
         clock: Callable[[], float] = time.time,
+        observer: Observer | None = None,
     ) -> None:
         self.config = config
         self.auth = Authenticator(config)
@@ -63,6 +66,7 @@ class Service:
         self.guardrails = Guardrails(store, config)
         self.new_id = new_id
         self.clock = clock
+        self.observer = observer or Observer()
         self._dispatcher = dispatcher
         self._fetch_info = fetch_info
         self._info: EngineInfo | None = None
@@ -123,6 +127,7 @@ class Service:
         return call
 
     async def _begin(self, request: Request, tenant: Tenant, reuse: Reuse) -> Call:
+        watch = self.observer.begin(tenant.name)
         async with self._queue_place():
             prepared = await self.prepare(request, tenant, reuse)
             spent = prepared.prompt_tokens + (request.output_limit or 0)
@@ -134,6 +139,7 @@ class Service:
             step = None
             if reuse != "plain":
                 step = (await self._window.plan(prepared.plan)).step
+            watch.planned(prepared.plan, step, len(prepared.repeated))
             # No await until the request is on its way: the window's order must hold.
             order = step.context if step is not None else prepared.plan.context
             finished = self.assembler.finish(prepared, order)
@@ -149,6 +155,7 @@ class Service:
                 planner=self.planner,
                 dispatcher=self._dispatcher,
                 save=self._saver(request, tenant, prepared, finished),
+                watch=watch,
             )
             try:
                 await call.begin()
@@ -173,6 +180,9 @@ class Service:
         )
         large = _size(request) + sum(turn.size for turn in turns or ()) > _THREAD_BYTES
         prepared = await asyncio.to_thread(work) if large else work()
+        several = len(self.config.api_keys) > 1
+        plan = identified(prepared, request, tenant, several_tenants=several)
+        prepared = msgspec.structs.replace(prepared, plan=plan)
         return self._fit(prepared, request, await self._context_length())
 
     async def _context_length(self) -> int | None:
@@ -232,10 +242,12 @@ class Service:
                 "replicas can hold (max_queued_requests is the rest): try again later"
             )
         self._queued += 1
+        self.observer.waiting(self._queued)
         try:
             yield
         finally:
             self._queued -= 1
+            self.observer.waiting(self._queued)
 
 
 def known_error(error: BaseException) -> CpRayError | None:

@@ -48,7 +48,7 @@ def test_expected_wealth_never_grows_under_the_null(
             guard.observe(score, canary=place % 2 == 0)
         if canary is not None:
             guard.observe(canary_score if canary else reordered_score, canary=canary)
-        return float(2.718281828459045**guard._chance.log)
+        return guard._chance.now
 
     mean = share * wealth(True) + (1 - share) * wealth(False)
     assert mean <= wealth(None) * (1 + 1e-9)

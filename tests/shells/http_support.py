@@ -39,14 +39,15 @@ class TapeEngine:
         self.fault: tuple[int, Exception] | None = None
         self.delay_s = 0.0
         self.aborted = 0
-        self._pages: set[tuple[int, ...]] = set()
+        self._pages: set[tuple[str | None, tuple[int, ...]]] = set()
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
         prompt = request.prompt
         cached = 0
-        while cached + PAGE < len(prompt) and prompt[: cached + PAGE] in self._pages:
+        salt = request.cache_salt
+        while cached + PAGE < len(prompt) and (salt, prompt[: cached + PAGE]) in self._pages:
             cached += PAGE
-        self._pages |= {prompt[:end] for end in range(PAGE, len(prompt) + 1, PAGE)}
+        self._pages |= {(salt, prompt[:end]) for end in range(PAGE, len(prompt) + 1, PAGE)}
         words = ["one ", "two ", "three"][: request.sampling.max_tokens]
         finished = False
         try:

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cp_ray.core.annotation import label_of
@@ -132,6 +132,7 @@ json_values = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(value=json_values, ascii_only=st.booleans(), spaces=st.booleans())
 def test_any_json_comes_back_with_names_in_place_of_texts(
     value: Any, ascii_only: bool, spaces: bool
@@ -144,6 +145,7 @@ def test_any_json_comes_back_with_names_in_place_of_texts(
     assert json.loads(done.messages[1].content) == [{**long, "text": label(found.text)}]
 
 
+@settings(deadline=None)
 @given(text=st.text(alphabet='<>/document ="x', max_size=300))
 def test_elements_never_overlap_and_never_grow(text: str) -> None:
     last = 0

@@ -34,7 +34,7 @@ def _fault(tmp_path: Path, document: Any, gpus: int | None = None) -> str:
 
 def test_the_files_we_ship_are_right_and_fit_each_other() -> None:
     gpus = check_cluster_file(CLUSTER / "local.yaml")
-    assert gpus == 24
+    assert gpus == 32
     check_serve_config(CLUSTER / "serve.yaml", gpus)
 
 

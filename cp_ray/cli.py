@@ -238,7 +238,7 @@ def _bench_conversations(parser: argparse.ArgumentParser) -> None:
 
 
 def _bench_engine(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--engine", choices=("vllm", "simulated"), default="vllm")
+    parser.add_argument("--engine", choices=("vllm", "sglang", "simulated"), default="vllm")
     parser.add_argument("--trace", type=Path, required=True, help="folder or file")
     parser.add_argument("--policy", default="none,online", help="none, paper, online")
     parser.add_argument("--requests", type=int, default=200, help="only the first N")

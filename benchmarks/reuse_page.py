@@ -49,8 +49,9 @@ def _every_cell(cells: Sequence[Cell]) -> str:
         "",
         "Hit ratio in percent of block tokens. In flight: `s` where engines share a prefix within "
         "the step (vLLM), `f` where only finished prefixes are shared (SGLang). Bold: the best of "
-        "its class in the row, and what is within 0.2 points of it. An empty cell, or a trace "
-        "that is missing, is not measured yet (or has no plan of the authors).",
+        "its class in the row, and what is within 0.2 points of it, where the class is complete. "
+        "An empty cell, or a trace that is missing, is not measured yet (or has no plan of the "
+        "authors).",
         "",
         "| trace (seen before) | cache | in flight | "
         + " | ".join(SHORT.get(name, name) for name in (*online, *offline))
@@ -76,7 +77,10 @@ def _every_cell(cells: Sequence[Cell]) -> str:
 
 
 def _bold(row: dict[str, Cell | None], names: Sequence[str]) -> list[str]:
+    complete = all(row[name] for name in names if name != "plan")
     best = max((cell.hit for name in names if (cell := row[name])), default=0.0)
+    if not complete:
+        best = 1.0  # nothing is the best of a class until all of it is measured
     shown = []
     for name in names:
         cell = row[name]

@@ -38,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure").add_subparsers(required=True)
     _bench_index(bench.add_parser("index", help="cost of the index per request"))
     _bench_reuse(bench.add_parser("reuse", help="hit ratio of policies on a trace"))
+    _bench_fleet(bench.add_parser("fleet", help="routing policies, many replicas, virtual time"))
     _bench_conversations(
         bench.add_parser("conversations", help="reuse across turns, beside its ceilings")
     )
@@ -212,6 +213,13 @@ def _bench_reuse(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
+def _bench_fleet(parser: argparse.ArgumentParser) -> None:
+    from cp_ray.replay.fleet.command import add_arguments, run_fleet
+
+    add_arguments(parser)
+    parser.set_defaults(run=run_fleet)
+
+
 def _bench_conversations(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, required=True, nargs="+", help="folders or files")
     parser.add_argument("--policy", default="none,online", help="names, by commas")
@@ -230,7 +238,7 @@ def _bench_conversations(parser: argparse.ArgumentParser) -> None:
 
 
 def _bench_engine(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--engine", choices=("vllm", "simulated"), default="vllm")
+    parser.add_argument("--engine", choices=("vllm", "sglang", "simulated"), default="vllm")
     parser.add_argument("--trace", type=Path, required=True, help="folder or file")
     parser.add_argument("--policy", default="none,online", help="none, paper, online")
     parser.add_argument("--requests", type=int, default=200, help="only the first N")

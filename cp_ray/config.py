@@ -79,7 +79,12 @@ class AppConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     # What is served.
-    engine: Literal["vllm", "simulated"] = "vllm"
+    engine: Literal["vllm", "sglang", "simulated"] = "vllm"
+    engine_python: str | None = Field(
+        default=None,
+        description="python of the engine replicas' own environment; it holds cp_ray and the same "
+        "Ray, too. Default: the python that Ray runs on",
+    )
     model: str = Field(
         default="smollm2",
         description="'smollm2' (first run, no hub needed), a local folder, or a hub name",
@@ -88,7 +93,7 @@ class AppConfig(BaseModel):
     replicas: int = Field(default=1, ge=1, le=256)
     max_model_len: int | None = Field(default=None, ge=64)
     engine_kwargs: JsonDict = Field(
-        default_factory=dict, description="passed to vLLM's AsyncEngineArgs as they are"
+        default_factory=dict, description="passed to vLLM's AsyncEngineArgs, or to sglang.Engine"
     )
 
     # How much is reused.
@@ -180,7 +185,9 @@ class AppConfig(BaseModel):
 
     # The simulated engine (engine=simulated), and the size of every cache that is capped.
     cache_tokens: int | None = Field(default=None, ge=64, description="KV cache of one replica")
-    page_size: int = Field(default=16, ge=1, description="simulated engine's cache block, tokens")
+    page_size: int = Field(
+        default=16, ge=1, description="cache block of the simulated engine and of SGLang, tokens"
+    )
     simulated_device: str = Field(
         default="h200-qwen3-32b",
         description="whose measured prefill times it has (cp_ray/workers/curves); where none were "

@@ -19,8 +19,8 @@ from cp_ray.prerequisites import refuse_early
 from cp_ray.router.auth import Authenticator
 from cp_ray.router.ingress import Router
 from cp_ray.router.request_router import PlannedReplicaRouter
+from cp_ray.workers import sglang_args, vllm_args
 from cp_ray.workers.replica import EngineReplica
-from cp_ray.workers.vllm_args import check_engine_kwargs
 
 ROUTER_CPUS = 0.1
 DRAIN_S = 120.0
@@ -67,33 +67,36 @@ def _refuse_early(args: AppConfig) -> None:
     """Say here, in one line, what would else end in the log of a replica."""
     Authenticator(args)
     if args.engine == "vllm":
-        check_engine_kwargs(args.engine_kwargs)
+        vllm_args.check_engine_kwargs(args.engine_kwargs)
+    elif args.engine == "sglang":
+        sglang_args.check_engine_kwargs(args.engine_kwargs)
     refuse_early(args, only_host=ray.is_initialized() and len(ray.nodes()) == 1)
 
 
 def engine_resources(args: AppConfig) -> dict[str, Any]:
-    """Serve options for one engine replica's CPUs and GPUs.
+    """Serve options for one engine replica's CPUs, GPUs and environment.
 
-    With tensor parallelism the replica itself takes no GPU: the engine's own workers take the
-    bundles of its placement group, all on one host unless `across_hosts`.
+    With tensor parallelism in vLLM the replica itself takes no GPU: the engine's own workers take
+    the bundles of its placement group, all on one host unless `across_hosts`. SGLang's are
+    processes of the replica.
     """
     ranks = args.tensor_parallel_size
+    actor: dict[str, Any] = {"num_cpus": args.cpus_per_replica, "num_gpus": args.gpus_per_replica}
+    if args.engine_python is not None:
+        actor["runtime_env"] = {"py_executable": args.engine_python}
     if ranks == 1:
-        return {
-            "ray_actor_options": {
-                "num_cpus": args.cpus_per_replica,
-                "num_gpus": args.gpus_per_replica,
-            }
-        }
+        return {"ray_actor_options": actor}
     if args.gpus_per_replica % ranks or not args.gpus_per_replica:
         raise ConfigError(
             f"gpus_per_replica={args.gpus_per_replica:g} cannot be shared by "
             f"tensor_parallel_size={ranks}: set gpus_per_replica to {ranks}",
             param="gpus_per_replica",
         )
+    if args.engine == "sglang":
+        return {"ray_actor_options": actor}
     rank = {"GPU": args.gpus_per_replica / ranks}
     return {
-        "ray_actor_options": {"num_cpus": args.cpus_per_replica, "num_gpus": 0},
+        "ray_actor_options": actor | {"num_gpus": 0},
         "placement_group_bundles": [
             rank | {"CPU": args.cpus_per_replica},
             *[rank] * (ranks - 1),

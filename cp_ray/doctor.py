@@ -16,7 +16,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from cp_ray.config import AppConfig
-from cp_ray.prerequisites import Finding, check_engine, check_model, check_redis
+from cp_ray.engine_packages import check_engine
+from cp_ray.finding import Finding
+from cp_ray.prerequisites import check_model, check_redis
 from cp_ray.serve_config import gpus_asked
 
 HTTP_PORT = 8000
@@ -103,7 +105,7 @@ def check_gpus(config: AppConfig, here: int) -> Finding:
     asked = gpus_asked(config)
     detail = f"the replicas ask for {asked:g}, this host has {here}"
     if asked <= here:
-        idle = asked == 0 and here > 0 and config.engine == "vllm"
+        idle = asked == 0 and here > 0 and config.engine != "simulated"
         return Finding(
             "gpus", ok=True, detail=detail, fix="set gpus_per_replica=1 to use it" if idle else ""
         )

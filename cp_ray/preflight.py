@@ -27,6 +27,6 @@ def check_before_serving(words: Sequence[str]) -> list[str] | None:
         sys.stderr.write(f"cp-ray: {finding.name}: {finding.detail}\n    -> {finding.fix}\n")
     if missing:
         return None
-    if config.engine == "vllm":
+    if config.engine != "simulated":
         resolve_model(config.model)
     return ["cp_ray.app", *words]

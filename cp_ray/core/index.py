@@ -8,27 +8,25 @@ into one group. The index is advisory: what it does not know it treats as not he
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
+import msgspec
+
 from cp_ray.core.distance import DEFAULT_ALPHA
-from cp_ray.core.interned import interned
-from cp_ray.core.limits import Limits, limited_search
-from cp_ray.core.load import LoadLedger
-from cp_ray.core.loss import LossLedger
+from cp_ray.core.fleet_load import FleetLoad
+from cp_ray.core.joint import CHUNK, lay_out
+from cp_ray.core.limits import Limits
+from cp_ray.core.loss import MEMORY, LossLedger
 from cp_ray.core.memory import Memory
 from cp_ray.core.offline import OfflineOrders
-from cp_ray.core.ordering import order
-from cp_ray.core.path import best_path
-from cp_ray.core.placement import Option, Utilisation, choose
+from cp_ray.core.placement import choose
 from cp_ray.core.record import Record, State, record_of
 from cp_ray.core.remembered import RememberedOrders
 from cp_ray.core.replicas import ReplicaTable, Verdict
-from cp_ray.core.rest_order import RestOrder
-from cp_ray.core.search import Candidate, best_per_holder, fixed_search, greedy_search
+from cp_ray.core.reuse import Reuse
 from cp_ray.core.trust import Trust, TrustLedger
 from cp_ray.core.types import (
-    BlockId,
     Context,
     Dump,
     DumpRequest,
@@ -42,10 +40,18 @@ from cp_ray.core.types import (
     Settled,
     Step,
 )
-from cp_ray.core.window_order import held_tokens, plan_in_turn
+from cp_ray.core.window_order import held_first
 
 REMEMBERED = 10_000
 """Evicted orders kept: some 1 KB each."""
+
+
+class _Laid(msgspec.Struct, frozen=True):
+    """A request of a window. replica: None = any. followers: contexts behind it there."""
+
+    request: PlanRequest
+    replica: ReplicaId | None = None
+    followers: tuple[Context, ...] = ()
 
 
 class ContextIndex:
@@ -66,146 +72,128 @@ class ContextIndex:
         self.alpha = alpha
         self.replicas = ReplicaTable()
         self.trust = TrustLedger()
-        self.ledger = LoadLedger()
-        self.utilisation = Utilisation()
+        self.load = FleetLoad()
         self.offline = offline or OfflineOrders()
         self.limits = limits or Limits()
-        self.rest_order = RestOrder(limits=self.limits)
-        self.losses = LossLedger()
-        self._search = search
+        self.losses = LossLedger(min(MEMORY, 2 * max_records))
+        self._joint = search == "exact"
         self.max_records = max_records
         self.memory = Memory(RememberedOrders(REMEMBERED))
+        self.reuse = Reuse(
+            self.memory,
+            self.replicas,
+            offline=self.offline,
+            search=search,
+            alpha=alpha,
+            limits=self.limits,
+        )
+        self.rest_order = self.reuse.rest_order
         self._trees = self.memory.trees
         self._records = self.memory.records
-        self._assigned: Counter[ReplicaId] = Counter()
-        self.trees, self.records, self.assigned = self._trees, self._records, self._assigned
+        self.trees, self.records = self._trees, self._records
         self._counters: Counter[str] = Counter()
 
     def set_replicas(self, infos: Sequence[ReplicaInfo]) -> None:
         """Follow the live set; what left is forgotten, and so is its load."""
         for replica in self.replicas.set_live(infos):
             self._forget(replica)
-            self.ledger.drop_replica(replica)
+            self.load.drop_replica(replica)
             self.replicas.drop(replica)
             self.trust.restore(replica)
-            self._assigned.pop(replica, None)
 
-    def plan(self, requests: Sequence[PlanRequest], now: float) -> list[Step]:
+    def plan(
+        self, requests: Sequence[PlanRequest], now: float, only: ReplicaId | None = None
+    ) -> list[Step]:
         """One step per request, in the order of sending; each sees those before it.
 
-        now: seconds, any origin, not decreasing.
+        Requests planned together are laid out together; a large window that does not fit beside
+        what is held goes held first. now: seconds, any origin, not decreasing.
+        only: a usable replica (another router's choice); orders are planned for it.
         """
-        for request in self.ledger.sweep(now):
+        for request_id in self.load.ledger.sweep(now):
             self._counters["leases_swept"] += 1
-            record = self._records.get(request)
+            record = self._records.get(request_id)
             if record is not None and record.state is State.PLANNED:
-                self.memory.remove(request)  # perhaps never prefilled: no report would clear it
-        self.utilisation.observe(self.ledger.busy_share(len(self.replicas.live)), now)
-        if len(requests) > 1 and self._search == "exact":
-            return plan_in_turn(
-                requests,
-                sum(info.capacity_tokens for info in self.replicas.live.values()),
-                lambda one: held_tokens(one, self.memory, self._candidates),
-                lambda one: self._plan_one(one, now),
-            )
-        return [self._plan_one(request, now) for request in requests]
+                self.memory.remove(request_id)  # perhaps never prefilled: no report clears it
+        if len(requests) < 2 or not self._joint or only is not None:
+            return [self._plan_one(_Laid(request, only), now) for request in requests]
+        capacity = sum(info.capacity_tokens for info in self.replicas.live.values())
+        in_turn = held_first(requests, capacity, self.reuse.most_held)
+        return [
+            self._plan_one(laid, now)
+            for start in range(0, len(in_turn), CHUNK)
+            for laid in self._lay_out(in_turn[start : start + CHUNK], now)
+        ]
 
-    def _plan_one(self, request: PlanRequest, now: float) -> Step:
+    def _lay_out(self, window: Sequence[PlanRequest], now: float) -> Iterator[_Laid]:
+        """The window in the order of planning and sending."""
+        live = [self.replicas.live[replica] for replica in self.replicas.usable]
+        if not live:
+            yield from (_Laid(request) for request in window)
+            return
+        prompts = [self.reuse.prompt(self.reuse.wanted(request)) for request in window]
+
+        def own_s(i: int, r: int, cached: int) -> float:
+            return self.load.own_s(live[r].replica, cached, max(prompts[i].total - cached, 1))
+
+        waits = [self.load.wait_s(info, 0, now) for info in live]
+        for place in lay_out(prompts, waits, own_s, self.load.congestion.price):
+            followers = tuple(window[j].context for j in place.followers)
+            yield _Laid(window[place.request], live[place.replica].replica, followers)
+
+    def _plan_one(self, laid: _Laid, now: float) -> Step:
+        request = laid.request
+        name = request.request_id
         self._counters["planned"] += 1
-        if not self.replicas.live or request.request_id in self._records:
+        if not self.replicas.live or name in self._records:
             self._counters["passed_through"] += 1
-            return Step(request.request_id, request.context, None, "", (), 0, "passthrough")
-        tokens = dict(zip(request.context, request.block_tokens, strict=True))
-        candidates = self._candidates(request, tokens)
-        best = best_per_holder(candidates, self.replicas.mask)
-        total = request.head_tokens + sum(request.block_tokens) + request.tail_tokens
-        most: dict[ReplicaId, int] = {}
-        options = []
-        for replica in self.replicas.usable:
-            match = best.get(self.replicas.bit(replica))
-            most[replica] = reusable = self._reusable(request, replica, match)
-            wait, running = self.ledger.prefill_tokens(replica), self.ledger.running(replica)
-            missing, assigned = total - reusable, self._assigned[replica]
-            options.append(Option(replica, wait, missing, running, assigned))
-        price = self.utilisation.price(self.ledger.busy_share(len(self.replicas.live)))
-        chosen = choose(options, price).replica
-        match = best.get(self.replicas.bit(chosen))
-        planned, given_up = self._order(request, tokens, candidates, match, chosen)
-        reusable = most[chosen] - given_up
+            return Step(name, request.context, None, "", (), 0, "passthrough")
+        wanted = self.reuse.wanted(request)
+        held = self.reuse.held(wanted)
+        options = [
+            self.load.option(info, held[replica].tokens, wanted.total - held[replica].tokens, now)
+            for replica, info in self.replicas.live.items()
+            if replica in held and laid.replica in (None, replica)
+        ]
+        price = self.load.congestion.price(min(option.wait_s for option in options))
+        option = choose(options, price)
+        chosen = option.replica
+        planned, given_up = self.reuse.order(wanted, chosen, held[chosen], laid.followers)
+        reusable = held[chosen].tokens - given_up
         page = self.replicas.live[chosen].page_size
-        predicted = min(reusable, total - 1) // page * page
-        self._remember(request, record_of(request, planned, tokens, chosen, predicted), planned)
-        node = self._trees[request.head].node_of[request.request_id]
+        predicted = min(reusable, wanted.total - 1) // page * page
+        self._remember(
+            request, record_of(request, planned, wanted.tokens, chosen, predicted), planned
+        )
+        node = self._trees[request.head].node_of[name]
         self.losses.planned(self, request, planned, node, reusable)
-        self.ledger.reserve(request.request_id, chosen, total - reusable, now)
-        self._assigned[chosen] += 1
+        missing, live = wanted.total - reusable, len(self.replicas.live)
+        work = self.load.reserve(name, option, reusable, missing, now=now, replicas=live)
         path = node.search_path
         return Step(
-            request_id=request.request_id,
+            request_id=name,
             context=planned,
             replica=chosen,
             branch=f"{request.head}/{path[0]}" if path else str(request.head),
             search_path=path,
             reused_tokens=predicted,
             reason="holder" if predicted else "load",
+            estimated_ttft_s=work.ttft_s,
         )
-
-    def _candidates(self, request: PlanRequest, tokens: dict[BlockId, int]) -> list[Candidate]:
-        tree = self._trees.get(request.head)
-        if tree is None:
-            return []
-        if not request.movable:
-            return fixed_search(tree.root, request.context, tokens)
-        if self._search == "paper" and not self.limits.bind:
-            return greedy_search(tree.root, request.context, tokens, self.alpha)
-        familiar = self.rest_order.popular
-        return limited_search(tree.root, request.context, tokens, self.limits, familiar)
-
-    def _order(
-        self,
-        request: PlanRequest,
-        tokens: dict[BlockId, int],
-        candidates: list[Candidate],
-        match: Candidate | None,
-        chosen: ReplicaId,
-    ) -> tuple[Context, int]:
-        """Algorithm 2 behind the prefix followed; the held tokens given up (decision 0009)."""
-        if not request.movable:
-            return tuple(map(interned, request.context)), 0
-        if not candidates:
-            candidates = limited_search(self.offline.root, request.context, tokens, self.limits)
-        path = best_path(candidates, self.replicas.bit(chosen), self.rest_order.trust)
-        given_up = match.tokens - path.held_tokens if match else 0
-        if self._search == "paper":
-            context = tuple(map(interned, request.context))
-            return order(context, path.prefix), given_up
-        return self.rest_order.arrange(request.context, path.prefix, tokens), given_up
-
-    def _reusable(self, request: PlanRequest, replica: ReplicaId, match: Candidate | None) -> int:
-        """Leading prompt tokens that `replica` should have of this request."""
-        if not self.replicas.believed(replica):
-            return 0
-        tree = self._trees.get(request.head)
-        if tree is not None and tree.root.holders >> self.replicas.bit(replica) & 1:
-            return request.head_tokens + (match.tokens if match else 0)
-        before = self._records.get(request.predecessor) if request.predecessor else None
-        if before is not None and before.replica == replica:
-            return min(before.tokens_left, request.head_tokens)
-        return 0
 
     def hear(self, feedback: Feedback, now: float) -> None:
         """Take what became of a step; unknown requests are counted, frees repeat safely."""
         request = feedback.request_id
         record = self._records.get(request)
         if isinstance(feedback, Routed):
-            live = feedback.replica in self.replicas.live
-            self.losses.routed(request, self.replicas.bit(feedback.replica) if live else 0)
-            self._routed(feedback, record)
+            is_live = feedback.replica in self.replicas.live
+            self.losses.routed(request, self.replicas.bit(feedback.replica) if is_live else 0)
+            self._routed(feedback, record, now)
         elif isinstance(feedback, FirstToken):
-            self.ledger.prefill_done(request, now)
+            self.load.first_token(request, self.replicas.live, now)
         else:
             self.losses.settled(feedback)
-            self.ledger.free(request)
+            self.load.ended(request, now)
             if record is None:
                 self._counters["unknown_feedback"] += 1
             elif not feedback.ok:
@@ -232,12 +220,13 @@ class ContextIndex:
             self._counters["replicas_quarantined"] += 1
             self.replicas.distrust(replica)
 
-    def _routed(self, feedback: Routed, record: Record | None) -> None:
+    def _routed(self, feedback: Routed, record: Record | None, now: float) -> None:
         if record is None or record.replica == feedback.replica:
             return
         self._counters["spilled"] += 1
-        self.ledger.move(feedback.request_id, feedback.replica, record.tokens_left)
-        if feedback.replica not in self.replicas.live:
+        info = self.replicas.live.get(feedback.replica)
+        self.load.moved(feedback.request_id, info, record.tokens_left, now)
+        if info is None:
             self.memory.remove(feedback.request_id)
             return
         record.predicted = 0
@@ -283,7 +272,7 @@ class ContextIndex:
     def counters(self) -> dict[str, int]:
         """Counts since the start, and sizes now."""
         sizes = {"records": len(self._records), "heads": len(self._trees)}
-        return dict(self._counters) | sizes | {"reserved": len(self.ledger)}
+        return dict(self._counters) | sizes | self.load.counters()
 
     def _remember(self, request: PlanRequest, record: Record, planned: Context) -> None:
         bit = self.replicas.bit(record.replica)
@@ -302,7 +291,7 @@ class ContextIndex:
         """Raise InvariantError unless every part holds and all parts agree."""
         self.replicas.check()
         self.trust.check()
-        self.ledger.check()
+        self.load.check()
         self.offline.check()
         self.rest_order.check()
         self.losses.check()

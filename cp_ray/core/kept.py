@@ -15,6 +15,9 @@ from cp_ray.core.index import ContextIndex
 from cp_ray.core.record import State, record_of
 from cp_ray.core.types import BlockId, Context, HeadId, PlanRequest, ReplicaId, RequestId
 
+MOST_TOKENS = 1 << 32
+"""A prompt has fewer: records count in 32 bits."""
+
 
 class Kept(msgspec.Struct, frozen=True):
     """One request on one replica. context: the blocks it had left when it was written.
@@ -116,6 +119,8 @@ def _possible(batch: Batch, row: _Row, lengths: Sequence[int]) -> bool:
     if places and not (min(places) >= 0 and max(places) < len(lengths)):
         return False
     sizes = [lengths[place] for place in places]
+    if row.tokens_left >= MOST_TOKENS:
+        return False
     return min(sizes, default=0) >= 0 and 0 <= row.head_tokens <= row.tokens_left - sum(sizes)
 
 

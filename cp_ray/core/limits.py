@@ -71,6 +71,18 @@ class Limits(msgspec.Struct, frozen=True):
             placed |= 1 << rank[block]
         return tuple(order)
 
+    def leading(self, context: Context, wanted: Context) -> Context:
+        """The leading blocks of `wanted` that the limits allow. context: ranked."""
+        if not self.bind:
+            return wanted
+        rank = {block: place for place, block in enumerate(context)}
+        placed = 0
+        for place, block in enumerate(wanted):
+            if not self.allow(rank[block], place, placed):
+                return wanted[:place]
+            placed |= 1 << rank[block]
+        return wanted
+
 
 def lowest_missing(placed: int) -> int:
     """The lowest number that is not in a bit set."""

@@ -1,10 +1,12 @@
-"""The load ledger: prefill tokens and requests outstanding on each replica.
+"""The load ledger: prefill and requests outstanding on each replica, and how long they will take.
 
 A reservation is made at planning time, so that the next request of the same window sees it.
 Every free is idempotent; a reservation whose end was never heard is swept after its lease.
 """
 
 from __future__ import annotations
+
+import math
 
 import msgspec
 
@@ -13,14 +15,58 @@ from cp_ray.errors import InvariantError
 
 LEASE_S = 900.0
 """A request older than this has ended without word (its router died)."""
+LATE_SHARE = 0.1
+"""What is left of a prefill that has already taken longer than estimated."""
+
+
+class Work(msgspec.Struct, frozen=True):
+    """One prompt on one replica. cached, new: its tokens. seconds: estimated, for its prefill.
+
+    ttft_s: estimated time to its first token, the wait included.
+    """
+
+    cached: int
+    new: int
+    seconds: float
+    ttft_s: float = 0.0
+
+
+class Done(msgspec.Struct, frozen=True):
+    """A prefill that ended. seconds: since it could begin. ttft_s: since it was planned."""
+
+    replica: ReplicaId
+    work: Work
+    seconds: float
+    ttft_s: float
 
 
 class Reservation(msgspec.Struct):
-    """One request's load. prefill_tokens drops to 0 at the first token."""
+    """One request's load. since: planned, then first token. prefilled: only the answer is left."""
 
     replica: ReplicaId
-    prefill_tokens: int
+    work: Work
     since: float
+    prefilled: bool = False
+
+
+class _Queue:
+    """What one replica has to do. waiting: without a first token, in order of sending.
+
+    began: when the first of them could begin.
+    """
+
+    __slots__ = ("began", "new_tokens", "pinned", "running", "seconds", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: dict[RequestId, Work] = {}
+        self.new_tokens = 0
+        self.seconds = 0.0
+        self.running = 0
+        self.pinned = 0
+        self.began = 0.0
+
+
+_IDLE = _Queue()
 
 
 class LoadLedger:
@@ -28,36 +74,44 @@ class LoadLedger:
 
     def __init__(self) -> None:
         self._reservations: dict[RequestId, Reservation] = {}
-        self._prefill: dict[ReplicaId, int] = {}
-        self._running: dict[ReplicaId, int] = {}
+        self._queues: dict[ReplicaId, _Queue] = {}
 
-    def reserve(self, request: RequestId, replica: ReplicaId, tokens: int, now: float) -> None:
+    def reserve(self, request: RequestId, replica: ReplicaId, work: Work, now: float) -> None:
         """Add a request's load; replaces an earlier reservation of the same request."""
         self.free(request)
-        self._reservations[request] = Reservation(replica, tokens, now)
-        self._add(replica, tokens, 1)
+        self._reservations[request] = Reservation(replica, work, now)
+        self._add(request, replica, work, now)
 
-    def move(self, request: RequestId, replica: ReplicaId, tokens: int) -> None:
-        """The request runs elsewhere than planned and prefills `tokens` there."""
+    def move(self, request: RequestId, replica: ReplicaId, work: Work, now: float) -> None:
+        """The request runs elsewhere than planned, and is this work there."""
         held = self._reservations.get(request)
         if held is None or held.replica == replica:
             return
-        self._add(held.replica, -held.prefill_tokens, -1)
-        held.replica, held.prefill_tokens = replica, tokens
-        self._add(replica, tokens, 1)
+        self._take(request, held)
+        held.replica, held.work, held.prefilled = replica, work, False
+        self._add(request, replica, work, now)
 
-    def prefill_done(self, request: RequestId, now: float) -> None:
-        """First token: free the prefill load and renew the lease."""
+    def prefill_done(self, request: RequestId, now: float) -> Done | None:
+        """First token: free the prefill load and renew the lease. None: not known, or not new."""
+        held = self._reservations.pop(request, None)
+        if held is None:
+            return None
+        ended = max(now, held.since)
+        self._reservations[request] = Reservation(held.replica, held.work, ended, prefilled=True)
+        if held.prefilled:
+            return None
+        queue = self._queues[held.replica]
+        self._dequeue(queue, request, held.work)
+        seconds = max(0.0, now - queue.began)
+        queue.began = now
+        return Done(held.replica, held.work, seconds, ended - held.since)
+
+    def free(self, request: RequestId) -> Reservation | None:
+        """End, failure or cancel: free all of the request's load; what it was, if it was any."""
         held = self._reservations.pop(request, None)
         if held is not None:
-            self._add(held.replica, -held.prefill_tokens, 0)
-            self._reservations[request] = Reservation(held.replica, 0, max(now, held.since))
-
-    def free(self, request: RequestId) -> None:
-        """End, failure or cancel: free all of the request's load."""
-        held = self._reservations.pop(request, None)
-        if held is not None:
-            self._add(held.replica, -held.prefill_tokens, -1)
+            self._take(request, held)
+        return held
 
     def drop_replica(self, replica: ReplicaId) -> None:
         """The replica is gone, and with it all its load."""
@@ -77,32 +131,79 @@ class LoadLedger:
 
     def prefill_tokens(self, replica: ReplicaId) -> int:
         """Prompt tokens planned on the replica and not yet prefilled."""
-        return self._prefill.get(replica, 0)
+        return self._queues.get(replica, _IDLE).new_tokens
+
+    def wait_s(self, replica: ReplicaId, now: float) -> float:
+        """Seconds until the replica has prefilled all that is planned there."""
+        queue = self._queues.get(replica)
+        if queue is None or not queue.waiting:
+            return 0.0
+        head = next(iter(queue.waiting.values())).seconds
+        return max(0.0, queue.seconds - min(max(0.0, now - queue.began), head * (1 - LATE_SHARE)))
 
     def busy_share(self, replicas: int) -> float:
         """Share of the live replicas, of which there are so many, with prefill to do."""
-        return len(self._prefill) / replicas if replicas else 0.0
+        busy = sum(1 for queue in self._queues.values() if queue.waiting)
+        return busy / replicas if replicas else 0.0
 
     def running(self, replica: ReplicaId) -> int:
         """Requests on the replica that have not ended."""
-        return self._running.get(replica, 0)
+        return self._queues.get(replica, _IDLE).running
+
+    def answering(self, replica: ReplicaId) -> int:
+        """Requests on the replica that have had their first token."""
+        queue = self._queues.get(replica, _IDLE)
+        return queue.running - len(queue.waiting)
+
+    def pinned_tokens(self, replica: ReplicaId) -> int:
+        """Cache that running requests took up for themselves: what they did not find there."""
+        return self._queues.get(replica, _IDLE).pinned
 
     def __len__(self) -> int:
         return len(self._reservations)
 
-    def _add(self, replica: ReplicaId, tokens: int, requests: int) -> None:
-        for table, amount in ((self._prefill, tokens), (self._running, requests)):
-            table[replica] = table.get(replica, 0) + amount
-            if not table[replica]:
-                del table[replica]
+    def _add(self, request: RequestId, replica: ReplicaId, work: Work, now: float) -> None:
+        queue = self._queues.setdefault(replica, _Queue())
+        if not queue.waiting:
+            queue.began = now
+        queue.waiting[request] = work
+        queue.new_tokens += work.new
+        queue.seconds += work.seconds
+        queue.running += 1
+        queue.pinned += work.new
+
+    def _take(self, request: RequestId, held: Reservation) -> None:
+        queue = self._queues[held.replica]
+        if not held.prefilled:
+            self._dequeue(queue, request, held.work)
+        queue.running -= 1
+        queue.pinned -= held.work.new
+        if not queue.running:
+            del self._queues[held.replica]
+
+    @staticmethod
+    def _dequeue(queue: _Queue, request: RequestId, work: Work) -> None:
+        del queue.waiting[request]
+        queue.new_tokens -= work.new
+        # Sums of floats drift: an empty queue is exactly empty.
+        queue.seconds = queue.seconds - work.seconds if queue.waiting else 0.0
 
     def check(self) -> None:
         """Raise InvariantError unless the sums equal the reservations."""
-        prefill: dict[ReplicaId, int] = {}
-        running: dict[ReplicaId, int] = {}
-        for held in self._reservations.values():
-            running[held.replica] = running.get(held.replica, 0) + 1
-            if held.prefill_tokens:
-                prefill[held.replica] = prefill.get(held.replica, 0) + held.prefill_tokens
-        if prefill != self._prefill or running != self._running:
-            raise InvariantError("load ledger: sums differ from reservations")
+        queues: dict[ReplicaId, _Queue] = {}
+        for request, held in self._reservations.items():
+            queue = queues.setdefault(held.replica, _Queue())
+            queue.running += 1
+            queue.pinned += held.work.new
+            if not held.prefilled:
+                queue.waiting[request] = held.work
+                queue.new_tokens += held.work.new
+                queue.seconds += held.work.seconds
+        if queues.keys() != self._queues.keys():
+            raise InvariantError("load ledger: queues of replicas without reservations")
+        for replica, queue in queues.items():
+            mine = self._queues[replica]
+            same = mine.waiting == queue.waiting and mine.new_tokens == queue.new_tokens
+            counts = mine.running == queue.running and mine.pinned == queue.pinned
+            if not (same and counts and math.isclose(mine.seconds, queue.seconds, abs_tol=1e-6)):
+                raise InvariantError(f"load ledger: sums of {replica} differ from reservations")

@@ -51,6 +51,9 @@ CAUSES = (
 MEMORY = 1 << 18
 """Blocks, prefixes, heads and conversations remembered of each kind; about 100 bytes each."""
 PENDING = 1 << 16
+"""Requests planned and not ended; past it the oldest counts as unsettled."""
+LAST = 1 << 13
+"""Ended requests whose losses can be asked for."""
 
 
 class Known(Protocol):
@@ -173,7 +176,7 @@ class LossLedger:
         believed = found.held.by(found.holder)
         sums.beyond_belief += max(0, settled.cached_tokens - believed)
         self._last[settled.request_id] = losses
-        _bound(self._last, 1 << 13)
+        _bound(self._last, min(LAST, self._memory))
         return losses
 
     def of(self, request: RequestId) -> dict[str, int] | None:

@@ -1,68 +1,92 @@
-"""Placement: the replica of least estimated wait and prefill, in tokens of prefill.
+"""Placement: the replica of least estimated wait and prefill, in seconds.
 
-`wait + missing * price`, price = 1 + rho / (1 - rho): prefill costs more the busier the fleet is.
-Unpriced, an idle replica looks as good as waiting for the holder, siblings scatter, and the
-fleet drowns in its own recomputation (docs/decisions/0004).
+`wait + prefill x price`: prefill delays others the more, the longer the queues are. Unpriced, an
+idle replica looks as good as waiting for the holder, siblings scatter, and the fleet drowns in its
+own recomputation (docs/decisions/0004).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import msgspec
 
 from cp_ray.core.types import ReplicaId
 
-UTILISATION_MEMORY_S = 30.0
-UTILISATION_CEILING = 0.9
-"""Bounds the price at 10: one replica is never preferred by more than ten prompts of wait."""
+MEMORY_S = 30.0
+MIN_SPAN_S = 5.0
+"""Work planned within the first seconds is spread over as many."""
+UTILISATION_CEILING = 0.95
+PRICE_FLOOR = 1.1
+"""Work has a price on an idle fleet, too: a second copy of a prefix pushes something else out."""
+PRICE_CEILING = 10.0
+"""No request waits longer than its own prefill times this, beyond the shortest queue."""
+NEAR = 0.01
+USUAL = 0.01
+"""Weight of one request in the mean prefill."""
 
 
 class Option(msgspec.Struct, frozen=True):
-    """One replica's offer. wait_tokens: prefill ahead of us. missing_tokens: ours to prefill.
+    """One replica's offer. wait_s: prefill ahead of us, and for room. own_s: our prefill.
 
     running: requests there. assigned: requests ever planned there; breaks ties evenly.
     """
 
     replica: ReplicaId
-    wait_tokens: int
-    missing_tokens: int
+    wait_s: float
+    own_s: float
     running: int
     assigned: int
 
 
-class Utilisation:
-    """Share of replicas with prefill to do, averaged over about half a minute."""
+class Congestion:
+    """How much others suffer from a second of prefill.
+
+    While some replica is free, work done elsewhere delays nobody. When none is, a second of it
+    delays all who come until the queue has drained: behind q prompts at utilisation rho these are
+    q rho / (1 - rho) (busy period of a pooled queue). q is the shortest wait, in usual prefills.
+    rho is the work planned, not the share of busy replicas: one that waits for room has none.
+    """
 
     def __init__(self) -> None:
-        self.value = 0.0
+        self._usual_s = 0.0
+        self._planned_s = 0.0
+        self._weight = 0.0
         self._at: float | None = None
 
-    def observe(self, share: float, now: float) -> None:
-        """Take the share of busy replicas at time `now`, seconds; never goes back in time."""
-        elapsed = max(0.0, now - self._at) if self._at is not None else 0.0
+    def planned(self, own_s: float, replicas: int, now: float) -> None:
+        """A request planned at `now` will be prefilled for so long, by one of so many replicas."""
+        kept = math.exp(-max(0.0, now - self._at) / MEMORY_S) if self._at is not None else 1.0
         self._at = now
-        self.value += (share - self.value) * (1.0 - math.exp(-elapsed / UTILISATION_MEMORY_S))
+        self._planned_s = self._planned_s * kept + own_s / replicas
+        self._weight = self._weight * kept + (1.0 - kept) * MEMORY_S
+        self._usual_s += (own_s - self._usual_s) * (USUAL if self._usual_s else 1.0)
 
-    def price(self, share: float) -> float:
-        """What one token of prefill costs the fleet, in tokens of wait; at least 1.
+    @property
+    def utilisation(self) -> float:
+        """Seconds of prefill planned per second and replica, over about half a minute."""
+        return self._planned_s / max(self._weight, MIN_SPAN_S)
 
-        share: busy replicas right now, this window's reservations included: a burst on an idle
-        fleet must see its own first request, or siblings scatter before the average knows.
+    def price(self, shortest_wait_s: float, /) -> float:
+        """Seconds of everybody's wait per second of prefill; 1 to PRICE_CEILING.
+
+        shortest_wait_s: of all replicas, right now, this window's reservations included.
         """
-        rho = min(max(self.value, share), UTILISATION_CEILING)
-        return 1.0 + rho / (1.0 - rho)
+        if not self._usual_s:
+            return PRICE_FLOOR
+        rho = min(self.utilisation, UTILISATION_CEILING)
+        return min(PRICE_FLOOR + rho / (1.0 - rho) * shortest_wait_s / self._usual_s, PRICE_CEILING)
 
 
-def choose(options: Iterable[Option], price: float) -> Option:
-    """The cheapest option; ties to fewer running, then fewer ever assigned, then by name."""
+def choose(options: Sequence[Option], price: float) -> Option:
+    """The cheapest option; near ties to fewer running, then fewer ever assigned, then by name.
+
+    Near, as estimates are: else one that seems a little faster would get all that is new.
+    """
+    costs = [option.wait_s + option.own_s * price for option in options]
+    near = min(costs) * (1.0 + NEAR)
     return min(
-        options,
-        key=lambda option: (
-            option.wait_tokens + option.missing_tokens * price,
-            option.running,
-            option.assigned,
-            option.replica,
-        ),
+        [option for option, cost in zip(options, costs, strict=True) if cost <= near],
+        key=lambda option: (option.running, option.assigned, option.replica),
     )

@@ -166,7 +166,7 @@ class _Bench:
             self._index.hear(Settled(probe.request_id, 0, ok=True), self._now)
         reports = [self._eviction(probe) for probe in probes]
         taken["evict"] = _times([partial(self._index.apply, report) for report in reports])
-        memory, orders = self._index.memory, self._index.rest_order
+        memory, orders = self._index.memory, self._index.reuse.rest_order
         root = memory.trees[HEAD].root
         for part in ("search", "order", "dedup", "insert"):
             taken[part] = []

@@ -69,6 +69,11 @@ def decode_batch(payload: bytes) -> list[CacheEvent]:
     return read_batch(payload).events
 
 
+def full_attention(kinds: Sequence[str]) -> frozenset[int]:
+    """Of an engine's groups of layers, by kind, those that a prefix is as long as."""
+    return frozenset(index for index, kind in enumerate(kinds) if kind in _PREFIX_KINDS)
+
+
 def _fields(event: Any) -> Mapping[str, Any]:
     if isinstance(event, Mapping):
         return event
@@ -100,7 +105,12 @@ def _extra(fields: Mapping[str, Any], blocks: int) -> tuple[tuple[str, ...], ...
     keys: Sequence[Any] | None = fields.get("extra_keys")
     if keys is None:
         lora = fields.get("lora_name") or fields.get("lora_id")
-        return ((str(lora),) if lora is not None else (),) * blocks
+        each: tuple[str, ...] = (str(lora),) if lora is not None else ()
+        salt = fields.get("cache_salt")
+        if salt and fields["parent_block_hash"] is None:
+            # SGLang names the salt of every run; below the first block it is inherited.
+            return ((*each, salt), *(each,) * (blocks - 1))
+        return (each,) * blocks
     return tuple(tuple(map(str, key or ())) for key in keys)
 
 
@@ -132,6 +142,13 @@ class EventStream:
         self._socket.set(RCVHWM, 0)  # we keep up or we keep all: dropping would make holes
         self._socket.subscribe(b"")
         self._socket.connect(endpoint)
+
+    async def catch_up(self) -> None:
+        """Take what the engine published before we listened. Before `run`, or not at all."""
+        for sequence, payload in await self._replay(self._next):
+            if sequence > self._next:
+                break  # the rest is for `run` to find missing
+            self._take(sequence, payload)
 
     async def run(self) -> None:
         """Follow until cancelled."""

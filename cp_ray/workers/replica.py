@@ -154,6 +154,10 @@ def make_engine(config: AppConfig) -> Engine:
         from cp_ray.workers.simulated_engine import SimulatedEngine
 
         return SimulatedEngine(config)
+    if config.engine == "sglang":
+        from cp_ray.workers.sglang_engine import SglangEngine
+
+        return SglangEngine(config)
     from cp_ray.workers.vllm_engine import VllmEngine
 
     return VllmEngine(config)

@@ -55,21 +55,31 @@ class _Run(msgspec.Struct, frozen=True):
 class Residency:
     """What one engine holds, and how much of each registered request is still usable.
 
-    page_size: tokens of a block. capacity: blocks the engine has, None = not known.
+    page_size: tokens of a block. capacity: blocks the engine has, None = not known. copies: whether
+    the engine may hold one block twice; where not, a block stored again was removed unheard.
+    groups: the engine's groups of layers that are followed, None = all.
     max_requests: how many are followed; the least recently registered is forgotten first, and
     reported as lost.
     """
 
     def __init__(
-        self, page_size: int, capacity: int | None = None, max_requests: int = MAX_REQUESTS
+        self,
+        page_size: int,
+        capacity: int | None = None,
+        max_requests: int = MAX_REQUESTS,
+        *,
+        copies: bool = True,
+        groups: frozenset[int] | None = None,
     ) -> None:
         self.page_size = page_size
         self.doubts = 0
-        """Events that prove that others were not heard: an unknown parent or name, or more
-        blocks than the engine has."""
+        """Events that prove that others were not heard: an unknown parent or name, more blocks than
+        the engine has, a second copy in an engine that keeps none."""
         self.other_sizes = 0
         """Runs in blocks of another size, left out."""
         self._capacity = capacity
+        self._may_copy = copies
+        self._follows = groups
         self._max_requests = max_requests
         self._runs = 0
         self._clears = -1
@@ -188,6 +198,8 @@ class Residency:
 
     def _stored(self, event: Stored) -> None:
         trie, named = self._trie, self._named
+        if self._follows is not None and event.group not in self._follows:
+            return
         if event.block_size != self.page_size:
             self.other_sizes += 1
             return
@@ -209,6 +221,7 @@ class Residency:
                 slot = named[name] = trie.child(above, key)
             else:
                 self._further[name] = self._further.get(name, 0) + 1
+                self.doubts += not self._may_copy
             leading = leading and trie.copies[slot] > 0
             already += leading
             trie.copies[slot] += 1

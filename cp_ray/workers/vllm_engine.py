@@ -6,11 +6,8 @@ import asyncio
 import gc
 import importlib.util
 import logging
-import shutil
-import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
 from cp_ray.config import AppConfig
@@ -18,7 +15,8 @@ from cp_ray.core.types import RequestId
 from cp_ray.errors import ConfigError, EngineError, InvalidRequest
 from cp_ray.workers.cache_view import CacheView
 from cp_ray.workers.engine import CacheListener, Chunk, EngineInfo, EngineRequest, Sampling
-from cp_ray.workers.kv_events import EventStream
+from cp_ray.workers.event_follower import EventFollower
+from cp_ray.workers.kv_events import EventStream, full_attention
 from cp_ray.workers.models import resolve_model
 from cp_ray.workers.residency import Residency
 from cp_ray.workers.vllm_args import check_engine_kwargs, engine_args, prepare_environment
@@ -32,35 +30,27 @@ class VllmEngine:
     def __init__(self, config: AppConfig) -> None:
         self._config = config
         self._llm: Any = None
-        self._view: CacheView
         self._info: EngineInfo
+        self._follower = EventFollower()
+        self._view: CacheView
         self._events: EventStream
-        self._following: asyncio.Task[None] | None = None
-        self._sockets: Path | None = None
 
     async def start(self, listener: CacheListener) -> EngineInfo:
         """Load the model (off the event loop) and follow its cache.
 
         Raises ConfigError: no vLLM here, a setting it refuses, a model it cannot load.
         """
-        # Not under TMPDIR: the path of a socket has at most 107 bytes.
-        self._sockets = Path(tempfile.mkdtemp(prefix="cp_ray_", dir="/tmp"))
+        self._follower.open()
         try:
             await asyncio.to_thread(self._load)
+            self._info = self._facts()
+            blocks = self._info.capacity_tokens // self._info.page_size
+            residency = Residency(self._info.page_size, blocks, groups=await self._groups())
+            await self._follower.follow(residency, listener, self._drop_cache)
+            self._view, self._events = self._follower.view, self._follower.events
         except BaseException:
             await self.close()
             raise
-        self._info = self._facts()
-        blocks = self._info.capacity_tokens // self._info.page_size
-        residency = Residency(self._info.page_size, blocks)
-        self._view = CacheView(residency, listener, self._drop_cache)
-        self._events = EventStream(
-            f"ipc://{self._sockets}/events",
-            f"ipc://{self._sockets}/replay",
-            lambda events: self._view.on_batch(events, self._events.made_at),
-            self._view.on_hole,
-        )
-        self._following = asyncio.create_task(self._events.run(), name="cache-events")
         return self._info
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Chunk, None]:
@@ -110,27 +100,16 @@ class VllmEngine:
             raise EngineError("vLLM is not running")
         if self._llm.errored:
             raise EngineError("vLLM's engine process died")
-        if self._following is not None and self._following.done():
-            raise EngineError("vLLM's cache events are no longer read")
-        if self._view.failed is not None:
-            raise self._view.failed
+        self._follower.check()
 
     async def close(self) -> None:
         """Stop the engine and everything started for it."""
-        if self._following is not None:
-            self._view.close()
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
-            self._events.close()
-            self._following = None
+        await self._follower.close()
         llm, self._llm = self._llm, None
         if llm is not None:
             await asyncio.to_thread(llm.shutdown)
             del llm
             gc.collect()  # it lies in a cycle, and would fail in its destructor at exit
-        if self._sockets is not None:
-            shutil.rmtree(self._sockets, ignore_errors=True)
-            self._sockets = None
 
     def _load(self) -> None:
         check_engine_kwargs(self._config.engine_kwargs)
@@ -147,8 +126,7 @@ class VllmEngine:
 
         cpu = bool(current_platform.is_cpu())
         prepare_environment(model.local, cpu)
-        assert self._sockets is not None  # noqa: S101 - start() made it
-        args = engine_args(self._config, model, self._sockets, cpu)
+        args = engine_args(self._config, model, self._follower.sockets, cpu)
         try:
             self._llm = AsyncLLM.from_engine_args(args)
         except (ValueError, OSError, RuntimeError) as error:
@@ -164,6 +142,11 @@ class VllmEngine:
             capacity_tokens=(cache.num_gpu_blocks - 1) * cache.block_size,
             max_model_len=self._llm.model_config.max_model_len,
         )
+
+    async def _groups(self) -> frozenset[int] | None:
+        """Layers that a prefix is as long as; the events do not tell of which kind theirs are."""
+        told = await self._llm.engine_core.call_utility_async("get_kv_cache_group_metadata")
+        return full_attention([group["kind"] for group in told]) or None
 
     def _check_length(self, tokens: int) -> None:
         longest = min(self._info.max_model_len - 1, self._info.capacity_tokens)

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.chaos.faults import FAULTS, Fault, Outcome, suffer
-from tests.chaos.fleet import Fleet, fleet
+from tests.chaos.fleet import KEY, Fleet, fleet
 from tests.chaos.load import Load
 from tests.chaos.table import HEADER, rows, write
 
@@ -87,7 +87,7 @@ def _run(faults: Sequence[Fault], clients: int, seed: int) -> list[Outcome]:
 async def _all(running: Fleet, faults: Sequence[Fault], clients: int, seed: int) -> list[Outcome]:
     rng = random.Random(seed)
     outcomes = []
-    async with Load(running.base, clients, seed) as load:
+    async with Load(running.base, clients, seed, KEY) as load:
         for fault in faults:
             await asyncio.sleep(REST_S)
             outcomes.append(await suffer(running, load, fault, rng, PATIENCE_S))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from tests.chaos.slow_proxy import SlowProxy
 from tests.e2e.support import application
 
 NAME = "chaos"
+KEY = "key-that-no-log-may-show"
 REPLICAS = 3
 HEALTH_S = 8.0
 PROCESSES = {
@@ -31,7 +31,9 @@ PROCESSES = {
     "proxy": "ray::ProxyActor",
     "index": "ray::IndexActor",
 }
-CALL_S = 1.0
+CALL_S = 3.0
+PAGE = 16
+"""Engines count whole blocks, the index the tokens of the prompt."""
 HEARD_S = 0.5
 """An eviction is in the index so long after the engine made it, or the index has a ghost."""
 
@@ -49,7 +51,6 @@ class Fleet:
         self.base = base
         self.server = server
         self.proxy = proxy
-        self._last: dict[str, Any] = {}
 
     def admin(self) -> redis.Redis:
         """A connection of our own to Redis, not by the proxy."""
@@ -74,6 +75,12 @@ class Fleet:
             return {}
         return state
 
+    async def first_state(self) -> dict[str, Any]:
+        """The index's state before a fault; waits for it."""
+        while not (state := await self.state()):  # noqa: ASYNC110 - another process answers
+            await asyncio.sleep(0.1)
+        return state
+
     async def agreed(self) -> tuple[bool, str]:
         """Whether the index is up, hears everybody, and has no ghost; and else what is wrong."""
         state = await self.state()
@@ -93,7 +100,7 @@ class Fleet:
         ghosts = [
             place
             for place, tokens in after.tokens.items()
-            if place in before.tokens and tokens > held.tokens.get(place, 0)
+            if place in before.tokens and tokens >= held.tokens.get(place, 0) + PAGE
         ]
         return not ghosts, f"{len(ghosts)} ghosts, such as {ghosts[:2]}"
 
@@ -140,11 +147,13 @@ def fleet(serve_url: str, folder: Path) -> Iterator[Fleet]:
             "replicas": REPLICAS,
             "ingress_replicas": 2,
             "cache_tokens": 16_384,
+            "page_size": PAGE,
             "prefill_tokens_per_s": 20_000,
             "decode_tokens_per_s": 200,
             "health_check_period_s": 0.5,
             "health_check_timeout_s": HEALTH_S,
             "redis_url": there,
+            "api_keys": {"load": KEY},
         }
     )
     try:
@@ -155,11 +164,10 @@ def fleet(serve_url: str, folder: Path) -> Iterator[Fleet]:
         server.stop()
 
 
-async def until(true: Any, seconds: float) -> float | None:
-    """Seconds until the coroutine function says yes; None when it never does."""
-    began = time.monotonic()
-    while time.monotonic() - began < seconds:
-        if await true():
-            return time.monotonic() - began
-        await asyncio.sleep(0.1)
-    return None
+def logs_that_tell(secrets: Sequence[str]) -> list[str]:
+    """Log files of this test's own Ray in which a secret stands."""
+    folder = Path(ray._private.worker._global_node.get_logs_dir_path())
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files, "there are logs to look at"
+    needles = [secret.encode() for secret in secrets]
+    return [str(path) for path in files if any(n in path.read_bytes() for n in needles)]

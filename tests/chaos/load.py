@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import msgspec
 
-TRIES = 5
+TRIES = 12
 TIMEOUT_S = 60.0
 OUTPUT_TOKENS = 8
 WORDS = ("alpha", "bravo", "carol", "delta", "echo", "foxtrot", "golf", "hotel")
@@ -81,7 +81,7 @@ class Load:
         body = self._body(number)
         for attempt in range(TRIES):
             if attempt:
-                await asyncio.sleep(0.2 * 2**attempt)
+                await asyncio.sleep(min(0.2 * 2**attempt, 4.0))
             sending = await self._send(number, body)
             self.log.append(sending)
             if sending.error is None:

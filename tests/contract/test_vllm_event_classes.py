@@ -52,6 +52,24 @@ def test_both_forms_of_hashes(names: list[Any]) -> None:
     residency.check()
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        stored(range(8), [1, 2], lora_name="one", extra_keys=[("one",), None], group_idx=0),
+        stored(range(8), [b"a" * 32, b"b" * 32], parent_block_hash=b"c" * 32),
+        stored(range(8), [1, 2], group_idx=2, kv_cache_spec_kind="sliding_window"),
+        removed(1, b"a" * 32, group_idx=1),
+        vllm_events.AllBlocksCleared(),
+    ],
+    ids=["adapter", "bytes", "window", "removed", "cleared"],
+)
+def test_an_event_as_an_array_of_its_fields_says_the_same_as_the_map(event: Any) -> None:
+    """Arrays are what vLLM sent before mid-2026, in the order of the fields of today's classes."""
+    array = [type(event).__name__, *msgspec.structs.astuple(event)]
+    as_array = msgspec.msgpack.encode([1.0, [array], 0])
+    assert decode_batch(as_array) == decode_batch(batch(event))
+
+
 def test_sleep_clears_as_a_reset_does_and_waking_up_begins_with_nothing() -> None:
     residency = following(stored(range(8), [1, 2]), vllm_events.AllBlocksCleared())
     assert held(residency) == 0

@@ -5,6 +5,7 @@
 One null block besides the usable ones. Its events are vLLM's own, through vLLM's own encoder.
 """
 
+import math
 import random
 import sys
 import time
@@ -15,31 +16,40 @@ import msgspec
 from cp_ray.core.pages import token_pages
 from cp_ray.core.prefix_cache import PrefixCache
 from cp_ray.core.types import RequestId
+from cp_ray.workers.kv_events import full_attention
 
 
 class VllmManager:
-    """page: tokens of a block. pages: blocks a request can have."""
+    """page: tokens of a block. pages: blocks a request can have.
 
-    def __init__(self, page: int, pages: int, *, events: bool = False) -> None:
+    window: tokens that a second kind of layers looks back, in blocks of `window_page` tokens.
+    """
+
+    def __init__(
+        self, page: int, pages: int, *, events: bool = False, window: int = 0, window_page: int = 0
+    ) -> None:
         import torch
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_manager import KVCacheManager
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-        from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+        from vllm.v1.kv_cache_interface import (
+            FullAttentionSpec,
+            KVCacheConfig,
+            KVCacheGroupSpec,
+            SlidingWindowSpec,
+        )
 
         init_none_hash(sha256)
-        spec = FullAttentionSpec(
-            block_size=page, num_kv_heads=1, head_size=64, dtype=torch.bfloat16
-        )
-        config = KVCacheConfig(
-            num_blocks=pages + 1,
-            kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
-        )
+        shape = {"num_kv_heads": 1, "head_size": 64, "dtype": torch.bfloat16}
+        groups = [KVCacheGroupSpec(["layer"], FullAttentionSpec(block_size=page, **shape))]
+        if window:
+            spec = SlidingWindowSpec(block_size=window_page, sliding_window=window, **shape)
+            groups.append(KVCacheGroupSpec(["windowed layer"], spec))
+        self.groups = groups
         self.manager = KVCacheManager(
-            config,
+            KVCacheConfig(num_blocks=pages + 1, kv_cache_tensors=[], kv_cache_groups=groups),
             max_model_len=page * pages,
-            scheduler_block_size=page,
+            scheduler_block_size=math.lcm(page, window_page or page),
             hash_block_size=page,
             enable_caching=True,
             enable_kv_cache_events=events,
@@ -48,7 +58,14 @@ class VllmManager:
         self.running: OrderedDict[str, object] = OrderedDict()
         self.encoder = msgspec.msgpack.Encoder()
 
-    def request(self, name: str, prompt: tuple[int, ...]) -> object:
+    def full_groups(self) -> frozenset[int]:
+        """Groups of full attention, as an engine's `get_kv_cache_group_metadata` tells them."""
+        from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
+
+        kinds = [get_kv_cache_spec_kind(group.kv_cache_spec).value for group in self.groups]
+        return full_attention(kinds)
+
+    def request(self, name: str, prompt: tuple[int, ...], lora: object = None) -> object:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
@@ -58,13 +75,14 @@ class VllmManager:
             sampling_params=SamplingParams(max_tokens=1),
             pooling_params=None,
             block_hasher=self.hasher,
+            lora_request=lora,
         )
 
     def lookup(self, prompt: tuple[int, ...]) -> int:
         return self.manager.get_computed_blocks(self.request("probe", prompt))[1]
 
-    def admit(self, name: str, prompt: tuple[int, ...]) -> int | None:
-        request = self.request(name, prompt)
+    def admit(self, name: str, prompt: tuple[int, ...], lora: object = None) -> int | None:
+        request = self.request(name, prompt, lora)
         blocks, cached, *_ = self.manager.get_computed_blocks(request)
         if self.manager.allocate_slots(request, len(prompt) - cached, cached, blocks) is None:
             return None

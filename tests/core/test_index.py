@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cp_ray.core.index import ContextIndex
+from cp_ray.core.load import Work
 from cp_ray.core.offline import OfflineOrders
 from cp_ray.core.trust import Trust
 from cp_ray.core.types import (
@@ -74,7 +75,7 @@ def test_a_busy_holder_is_left_when_waiting_costs_more_than_prefilling_again() -
     settle(index, first)
     for number in range(12):
         name = RequestId(f"busy{number}")
-        index.ledger.reserve(name, first.replica or R[0], 1000, 0.0)
+        index.load.ledger.reserve(name, first.replica or R[0], Work(0, 1000, 0.1), 0.0)
     assert one(index, "b", 1, 2).replica != first.replica
 
 
@@ -82,7 +83,7 @@ def test_an_order_held_elsewhere_is_followed_on_a_new_replica() -> None:
     index = fleet()
     first = one(index, "a", 1, 2, 3)
     settle(index, first)
-    index.ledger.reserve(RequestId("busy"), first.replica or R[0], 100_000, 0.0)
+    index.load.ledger.reserve(RequestId("busy"), first.replica or R[0], Work(0, 100_000, 10.0), 0.0)
     other = one(index, "b", 3, 1, 2)
     assert other.replica != first.replica
     assert other.context == context(1, 2, 3)
@@ -140,8 +141,9 @@ def test_a_partial_eviction_keeps_the_blocks_that_still_fit() -> None:
 
 def test_after_a_gap_the_replica_is_planned_by_load_only_until_its_dump() -> None:
     index = fleet()
-    first, second = one(index, "a", 1, 2), one(index, "b", 1, 2, 3)
+    first = one(index, "a", 1, 2)
     settle(index, first)
+    second = one(index, "b", 1, 2, 3)
     settle(index, second)
     replica = first.replica or R[0]
     assert second.replica == replica

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cp_ray.core.load import Work
 from cp_ray.core.loss import CAUSES
 from cp_ray.core.types import HeadId, PlanRequest, ReplicaId, RequestId
 from cp_ray.replay.trace import read_trace
@@ -175,9 +176,9 @@ def test_what_another_replica_had_counts_from_the_start_of_the_prompt() -> None:
     fleet.ask(BLOCKS)
     (holder,) = [name for name, cache in fleet.caches.items() if cache.used_tokens]
     other = next(name for name in fleet.names if name != holder)
-    fleet.index.ledger.reserve(
-        RequestId("busy"), holder, 1_000_000, fleet.now
-    )  # so that the plan itself goes off the holder
+    # So that the plan itself goes off the holder.
+    busy = Work(0, 1_000_000, 1000.0, 1000.0)
+    fleet.index.load.ledger.reserve(RequestId("busy"), holder, busy, fleet.now)
     losses = fleet.ask(BLOCKS)
     assert fleet.caches[other].used_tokens > 0
     assert losses["routed_away"] >= PLANTED * (32 + TEXT)

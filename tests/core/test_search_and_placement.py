@@ -7,7 +7,7 @@ from typing import Any
 
 from cp_ray.core.clustering import pairwise_distances
 from cp_ray.core.distance import distance
-from cp_ray.core.placement import Option, Utilisation, choose
+from cp_ray.core.placement import PRICE_CEILING, PRICE_FLOOR, Congestion, Option, choose
 from cp_ray.core.search import NODE_BUDGET, exact_search
 from cp_ray.core.tree import ContextTree
 from cp_ray.core.types import BlockId, ReplicaId, RequestId
@@ -47,8 +47,8 @@ def test_the_heavier_prefix_wins_over_the_longer_one() -> None:
     assert best.prefix == context(4)
 
 
-def option(name: str, wait: int, missing: int, running: int = 0, assigned: int = 0) -> Option:
-    return Option(ReplicaId(name), wait, missing, running, assigned)
+def option(name: str, wait: float, own: float, running: int = 0, assigned: int = 0) -> Option:
+    return Option(ReplicaId(name), wait, own, running, assigned)
 
 
 def test_ties_go_to_fewer_running_then_fewer_assigned_then_name() -> None:
@@ -57,23 +57,41 @@ def test_ties_go_to_fewer_running_then_fewer_assigned_then_name() -> None:
     assert choose([option("b", 0, 9), option("a", 0, 9)], 1.0).replica == "a"
 
 
+def test_a_replica_that_seems_a_little_faster_does_not_get_all_that_is_new() -> None:
+    assert choose([option("a", 0, 0.995, 0, 9), option("b", 0, 1.0, 0, 3)], 1.0).replica == "b"
+
+
 def test_congestion_makes_waiting_for_the_holder_worth_it() -> None:
-    holder, idle = option("holder", 1000, 100), option("idle", 0, 1000)
+    holder, idle = option("holder", 1.0, 0.1), option("idle", 0, 1.0)
     assert choose([holder, idle], 1.0).replica == "idle"
     assert choose([holder, idle], 5.0).replica == "holder"
 
 
-def test_the_price_follows_utilisation_and_is_bounded() -> None:
-    use = Utilisation()
-    assert use.price(0.0) == 1.0
-    for second in range(200):
-        use.observe(0.5, float(second))
-    assert 1.9 < use.price(0.0) <= 2.0
-    for second in range(200, 600):
-        use.observe(1.0, float(second))
-    assert 9.9 < use.price(0.0) <= 10.0001
-    use.observe(0.0, 599.0)
-    assert use.price(0.0) > 9.9, "no time passed, nothing forgotten"
+def busy(seconds_of_work: float, replicas: int) -> Congestion:
+    congestion = Congestion()
+    for second in range(300):
+        congestion.planned(seconds_of_work, replicas, float(second))
+    return congestion
+
+
+def test_work_costs_nobody_else_anything_while_a_replica_is_free() -> None:
+    assert busy(3.9, 4).price(0.0) == PRICE_FLOOR
+
+
+def test_the_price_follows_planned_work_and_the_shortest_wait_and_is_bounded() -> None:
+    half = busy(2.0, 4)
+    assert 0.45 < half.utilisation < 0.55
+    assert 2.0 < half.price(2.0) < 2.2, "one usual prefill of wait, rho / (1 - rho) = 1"
+    assert half.price(2.0) < half.price(4.0) < busy(3.2, 4).price(6.4)
+    assert busy(8.0, 4).price(100.0) == PRICE_CEILING
+    assert Congestion().price(5.0) == PRICE_FLOOR, "nothing known yet"
+
+
+def test_no_request_waits_longer_for_a_holder_than_the_price_ceiling_times_its_prefill() -> None:
+    """The starvation bound: replicas serve in order, so the wait at placement is all there is."""
+    for wait in (1.0, 9.0, 9.9, 10.1, 30.0):
+        chosen = choose([option("holder", wait, 0.0), option("idle", 0.0, 1.0)], PRICE_CEILING)
+        assert chosen.wait_s <= PRICE_CEILING * 1.0 * 1.01
 
 
 def test_pairwise_distances_are_eq_1_of_every_pair() -> None:

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from cp_ray.core.load import LEASE_S, LoadLedger
+from cp_ray.core.load import LEASE_S, LoadLedger, Work
 from cp_ray.core.types import ReplicaId, RequestId
 
 names = st.sampled_from([RequestId(f"q{number}") for number in range(5)])
@@ -22,12 +22,12 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(name=names, replica=replicas, tokens=st.integers(0, 50))
     def reserve(self, name: RequestId, replica: ReplicaId, tokens: int) -> None:
-        self.ledger.reserve(name, replica, tokens, self.now)
+        self.ledger.reserve(name, replica, Work(0, tokens, tokens / 1000), self.now)
         self.model[name] = (replica, tokens, self.now)
 
     @rule(name=names, replica=replicas, tokens=st.integers(0, 50))
     def move(self, name: RequestId, replica: ReplicaId, tokens: int) -> None:
-        self.ledger.move(name, replica, tokens)
+        self.ledger.move(name, replica, Work(0, tokens, tokens / 1000), self.now)
         if name in self.model and self.model[name][0] != replica:
             self.model[name] = (replica, tokens, self.model[name][2])
 
@@ -61,6 +61,8 @@ class LedgerMachine(RuleBasedStateMachine):
             mine = [held for held in self.model.values() if held[0] == replica]
             assert self.ledger.prefill_tokens(replica) == sum(held[1] for held in mine)
             assert self.ledger.running(replica) == len(mine)
+            seconds = sum(held[1] for held in mine) / 1000
+            assert self.ledger.wait_s(replica, self.now) <= seconds + 1e-9
         assert len(self.ledger) == len(self.model)
 
 

@@ -52,6 +52,26 @@ def test_tensor_parallel_ranks_share_a_host_and_leave_the_gpus_to_the_engine() -
     assert options["placement_group_strategy"] == "STRICT_PACK"
 
 
+def test_sglang_starts_its_ranks_itself_so_the_replica_takes_all_gpus() -> None:
+    args = AppConfig(engine="sglang", gpus_per_replica=4, tensor_parallel_size=4)
+    assert engine_resources(args) == {"ray_actor_options": {"num_cpus": 0.5, "num_gpus": 4}}
+
+
+def test_the_replicas_alone_run_on_the_python_they_are_given() -> None:
+    options = engine_resources(AppConfig(engine="sglang", engine_python="/env/bin/python"))
+    assert options["ray_actor_options"]["runtime_env"] == {"py_executable": "/env/bin/python"}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_engine_argument_that_breaks_the_contract_is_refused_before_anything_starts(
+    engine: str,
+) -> None:
+    for name, value in (("kv_events_config", {}), ("data_parallel_size", 2)):
+        args = AppConfig.model_validate({"engine": engine, "engine_kwargs": {name: value}})
+        with pytest.raises(ConfigError, match=name):
+            app(args)
+
+
 @pytest.mark.parametrize("gpus", [0, 3])
 def test_gpus_that_the_ranks_cannot_share_are_refused(gpus: int) -> None:
     with pytest.raises(ConfigError, match="set gpus_per_replica to 2"):

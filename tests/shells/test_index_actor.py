@@ -111,8 +111,10 @@ async def index_pid(client: IndexClient) -> int:
 
 def test_a_second_request_follows_the_first_to_its_replica(engine: Any) -> None:
     async def test(client: IndexClient) -> None:
+        reserved = await counter(client, "reserved")
         [first] = await client.plan([plan_request("a1", "x", "y", "z")]) or []
         client.feedback(Settled(RequestId("a1"), 0, ok=True))
+        await until(lambda: equals(client, "reserved", reserved))
         [second] = await client.plan([plan_request("a2", "z", "x", "y", "w")]) or []
         assert first.replica in {uid for uid, _ in await engine.broadcast("pid").results_async()}
         assert second.replica == first.replica
@@ -125,7 +127,7 @@ def test_a_second_request_follows_the_first_to_its_replica(engine: Any) -> None:
 
 def test_an_eviction_report_reaches_the_index_through_redis(engine: Any) -> None:
     async def test(client: IndexClient) -> None:
-        [held] = await client.plan([plan_request("e1", "p", "q")]) or []
+        [held] = await client.plan([plan_request("e1", "p", "q", head="own")]) or []
         client.feedback(Settled(RequestId("e1"), 0, ok=True))
         store = await Store.connect(await redis_url(CONFIG, APP), APP)
         evictions = await counter(client, "evictions")
@@ -137,7 +139,7 @@ def test_an_eviction_report_reaches_the_index_through_redis(engine: Any) -> None
         await store.append_report(wire.encode(report))
         await until(lambda: equals(client, "evictions", evictions + 1))
         assert await counter(client, "reports_undecodable") == undecodable + 1
-        [again] = await client.plan([plan_request("e2", "p", "q")]) or []
+        [again] = await client.plan([plan_request("e2", "p", "q", head="own")]) or []
         assert again.reused_tokens == 0
         await store.close()
 
@@ -150,7 +152,10 @@ async def equals(client: IndexClient, name: str, value: int) -> bool:
 
 def test_a_gap_asks_for_a_dump_and_believes_what_it_lists(engine: Any) -> None:
     async def test(client: IndexClient) -> None:
+        reserved = await counter(client, "reserved")
         [kept] = await client.plan([plan_request("d1", "d", "kept", head="d")]) or []
+        client.feedback(Settled(RequestId("d1"), 0, ok=True))
+        await until(lambda: equals(client, "reserved", reserved))
         [lost] = await client.plan([plan_request("d2", "d", "lost", head="d")]) or []
         assert kept.replica == lost.replica
         replica = kept.replica or ReplicaId("")

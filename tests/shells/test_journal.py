@@ -80,7 +80,7 @@ def test_a_snapshot_replaces_what_was_before_it(url: str) -> None:
         await second.append(b"d")
         assert await told(await store.journal()) == [b"A", b"B", b"c", b"d"], "none yet of its own"
         await second.snapshot(messages(b"ABCD"))
-        names = {key.decode() if isinstance(key, bytes) else key for key in await admin.keys("*")}
+        names = {key if isinstance(key, str) else key.decode() for key in await admin.keys("*")}
         assert names - {"cp:app:incarnation", "cp:app:probe"} == {
             "cp:app:journal:2",
             "cp:app:snapshot:2",

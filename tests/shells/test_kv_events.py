@@ -62,6 +62,16 @@ def test_an_adapter_is_part_of_the_key_also_where_extra_keys_are_not_published()
     assert event.extra == (("lora",), ("lora",))
 
 
+def test_sglang_names_the_salt_of_every_run_and_only_the_first_block_is_keyed_by_it():
+    first = {**STORED, "cache_salt": "salt", "lora_name": "lora"}
+    below = {**first, "parent_block_hash": 7}
+    stored = [event for event in decode_batch(packed(first, below)) if isinstance(event, Stored)]
+    assert [event.extra for event in stored] == [
+        (("lora", "salt"), ("lora",)),
+        (("lora",), ("lora",)),
+    ]
+
+
 def test_other_memory_and_windowed_layers_are_left_out():
     batch = packed(
         {**STORED, "medium": "CPU"},

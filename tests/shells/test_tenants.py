@@ -22,6 +22,7 @@ from tests.shells.test_http_simulated import ToIndex
 
 KEYS = {"acme": "key-of-acme", "bolt": "key-of-bolt other-key-of-bolt", "coil": "key-of-coil"}
 TEXTS = [" ".join(f"w{number}x{word}" for word in range(60)) for number in range(3)]
+QUESTION = [{"role": "user", "content": "q"}]
 PRIVATE: list[dict[str, Any]] = [{"text": text} for text in TEXTS]
 PUBLIC: list[dict[str, Any]] = [{"text": text, "public": True} for text in TEXTS]
 
@@ -197,7 +198,7 @@ def test_calls_at_a_time_are_limited_and_given_back_however_they_end() -> None:
         with HTTP.stream(
             "POST",
             f"{bench.url}/v1/chat/completions",
-            json={"model": "sim", "messages": [{"role": "user", "content": "q"}], **ask},
+            json={"model": "sim", "messages": QUESTION, "stream": True, "max_tokens": 500},
             headers={"authorization": "Bearer key-of-acme"},
         ) as response:
             next(response.iter_bytes())

@@ -43,7 +43,7 @@ MESSAGES: list[tuple[Any, Any, Any]] = [
     (
         Step(Q, (B, A), R, "h/0", (0, 1), 16, "holder"),
         Step,
-        ["q1", ["b", "a"], "r1", "h/0", [0, 1], 16, "holder"],
+        ["q1", ["b", "a"], "r1", "h/0", [0, 1], 16, "holder", 0.0],
     ),
     (ReplicaInfo(R, 16, 4096), ReplicaInfo, ["r1", 16, 4096]),
     (

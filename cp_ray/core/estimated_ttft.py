@@ -1,0 +1,194 @@
+"""Estimated seconds of prefill, learnt while serving: one curve for the fleet, a speed each.
+
+What is observed is a run: consecutive first tokens of one replica, since it had nothing to prefill
+or since the run before. Single prompts would mislead: an engine that batches may have computed most
+of a prompt in the step that ended the one before it. The curve t(cached, new) is linear in its
+coefficients, so the sums of a run fit it as well as single prefills would. Each run is divided by
+its replica's speed, and a replica's speed follows what its runs took against the curve. There is
+nothing to set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import msgspec
+
+from cp_ray.core.prefill_curve import PrefillCurve
+from cp_ray.core.types import ReplicaId
+from cp_ray.errors import InvariantError
+
+PRIOR = PrefillCurve(base_s=0.0, per_new_s=1e-4, per_new_squared_s=0.0, per_pair_s=0.0)
+"""Until the first fit. Placement compares waits with prefills: the unit falls out."""
+ENOUGH = 8
+"""Runs of the first fit; it is repeated at each doubling, then every REFIT."""
+REFIT = 64
+RUNS = 256
+RUN_PROMPTS = 6
+"""Prompts after which a run ends though the replica is still busy."""
+SPEED_MEMORY = 24
+"""Prompts over which a replica's speed is averaged."""
+OUTLIER = 1.6
+"""Runs that took this much longer than a first fit waited for something else (room, mostly)."""
+SPREAD = 512
+"""Requests over which the p90 is taken."""
+
+
+class _Run(msgspec.Struct):
+    """Sums over the prompts of a run. pairs: of each new token with the tokens before it.
+
+    answering: requests that shared its steps, each getting a token of its answer.
+    """
+
+    prompts: int = 0
+    answering: int = 0
+    new: int = 0
+    pairs: float = 0.0
+    seconds: float = 0.0
+
+    def expected_s(self, curve: PrefillCurve, per_answer_s: float) -> float:
+        return (
+            curve.base_s * self.prompts
+            + per_answer_s * self.answering
+            + curve.per_new_s * self.new
+            + curve.per_pair_s * self.pairs
+        )
+
+
+class PrefillTimes:
+    """Owner of the curve, the speeds, and how far estimates were from what came."""
+
+    def __init__(self) -> None:
+        self.curve = PRIOR
+        self.per_answer_s = 0.0
+        self.fitted = False
+        self._runs: deque[tuple[ReplicaId, _Run]] = deque(maxlen=RUNS)
+        self._open: dict[ReplicaId, _Run] = {}
+        self._next_fit = ENOUGH
+        self._log_slowness: dict[ReplicaId, float] = {}
+        self._seen: dict[ReplicaId, int] = {}
+        self._ratios: deque[float] = deque(maxlen=SPREAD)
+        self._p90 = 1.0
+        self._judged = 0
+
+    def seconds(self, replica: ReplicaId, cached: int, new: int, answering: int = 0) -> float:
+        """Prefill of `new` tokens behind `cached` ones on this replica, beside so many answers."""
+        alone = self.curve.seconds(cached, new)
+        return (alone + self.per_answer_s * answering) * self.slowness(replica)
+
+    def slowness(self, replica: ReplicaId) -> float:
+        """Seconds there for one second of the fleet's curve."""
+        return math.exp(self._log_slowness.get(replica, 0.0))
+
+    def observe(
+        self,
+        replica: ReplicaId,
+        cached: int,
+        new: int,
+        seconds: float,
+        *,
+        answering: int = 0,
+        idle: bool,
+    ) -> None:
+        """A prompt's first token came so long after the replica could begin with it.
+
+        answering: other requests there past their first token. idle: nothing is left to prefill.
+        """
+        run = self._open.setdefault(replica, _Run())
+        run.prompts += 1
+        run.answering += answering
+        run.new += new
+        run.pairs += new * (cached + new / 2)
+        run.seconds += seconds
+        if idle or run.prompts >= RUN_PROMPTS:
+            del self._open[replica]
+            if run.new > 0 and run.seconds > 0:
+                self._learn(replica, run)
+
+    def skip(self, replica: ReplicaId) -> None:
+        """The replica's last first token waited for more than prefill: its run tells nothing."""
+        self._open.pop(replica, None)
+
+    def judge(self, estimated_s: float, actual_s: float) -> bool:
+        """Compare a TTFT with its estimate; whether the p90 of before covered it."""
+        covered = actual_s <= estimated_s * self._p90
+        self._ratios.append(actual_s / max(estimated_s, 1e-6))
+        self._judged += 1
+        if self._judged % 16 == 0:
+            ranked = sorted(self._ratios)
+            self._p90 = ranked[min(len(ranked) * 9 // 10, len(ranked) - 1)]
+        return covered
+
+    def p90_s(self, estimated_s: float) -> float:
+        """What nine in ten requests of this estimate stay below, by the last ones."""
+        return estimated_s * self._p90
+
+    def forget(self, replica: ReplicaId) -> None:
+        """The replica is gone; another of its name may be on another machine."""
+        for table in (self._log_slowness, self._seen, self._open):
+            table.pop(replica, None)
+
+    def _learn(self, replica: ReplicaId, run: _Run) -> None:
+        """Speed first: mean of log ratios by prompts; one odd run moves it by a bounded step."""
+        expected = run.expected_s(self.curve, self.per_answer_s)
+        if self.fitted and expected > 0:
+            mean = self._log_slowness.get(replica, 0.0)
+            seen = min(self._seen.get(replica, 1) + run.prompts, SPEED_MEMORY)
+            step = math.log(run.seconds / expected) - mean
+            step = max(-1.0, min(1.0, step)) * min(1.0, run.prompts / seen)
+            self._log_slowness[replica], self._seen[replica] = mean + step, seen
+        self._runs.append((replica, run))
+        self._next_fit -= 1
+        if self._next_fit <= 0 and len(self._runs) >= ENOUGH:
+            self._fit()
+
+    def _fit(self) -> None:
+        """Non-negative least squares of relative errors, once more without what is far off."""
+        known = self._log_slowness
+        mean = sum(known.values()) / len(known) if known else 0.0
+        for replica in known:
+            known[replica] -= mean
+        slowness = [self.slowness(replica) for replica, _ in self._runs]
+        runs = [run for _, run in self._runs]
+        found = _fit(runs, slowness)
+        kept = [
+            at
+            for at, run in enumerate(runs)
+            if run.seconds <= OUTLIER * slowness[at] * run.expected_s(*found)
+        ]
+        if ENOUGH <= len(kept) < len(runs):
+            found = _fit([runs[at] for at in kept], [slowness[at] for at in kept])
+        curve = found[0]
+        if curve.base_s + curve.per_new_s + curve.per_pair_s > 0:
+            self.curve, self.per_answer_s = found
+            self.fitted = True
+        self._next_fit = min(len(runs), REFIT)
+
+    def check(self) -> None:
+        """Raise InvariantError unless speeds are finite and what is kept is bounded."""
+        if any(not math.isfinite(slowness) for slowness in self._log_slowness.values()):
+            raise InvariantError("prefill times: a replica's speed is no number")
+        if len(self._runs) > RUNS or len(self._ratios) > SPREAD:
+            raise InvariantError("prefill times: more is kept than the limit")
+
+
+def _fit(runs: list[_Run], slowness: list[float]) -> tuple[PrefillCurve, float]:
+    """The curve, and the seconds that each answer beside it adds to a prompt.
+
+    One coefficient for all attention, that of new tokens among themselves and onto cached ones.
+
+    Traffic that finds little in the caches says nothing of the second alone.
+    """
+    import numpy as np
+    from scipy.optimize import nnls
+
+    terms = np.array(
+        [[run.prompts, run.new, run.pairs, run.answering] for run in runs], dtype=float
+    )
+    seconds = np.array([run.seconds for run in runs]) / np.array(slowness)
+    terms /= seconds[:, None]
+    scale = np.maximum(terms.max(axis=0), np.finfo(float).tiny)
+    found, _ = nnls(terms / scale, np.ones(len(runs)))
+    base_s, per_new_s, per_pair_s, per_answer_s = (float(value) for value in found / scale)
+    return PrefillCurve(base_s, per_new_s, per_pair_s / 2, per_pair_s), per_answer_s

@@ -1,0 +1,131 @@
+"""What the fleet has to do: who runs what, how long it will take, and what that costs the others.
+
+The load ledger and all that is learnt from it, changed together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from cp_ray.core.estimated_ttft import PrefillTimes
+from cp_ray.core.load import LoadLedger, Work
+from cp_ray.core.placement import Congestion, Option
+from cp_ray.core.room import Room
+from cp_ray.core.types import ReplicaId, ReplicaInfo, RequestId
+
+FULL = 0.9
+"""Share of a cache taken or spoken for from which prompts may wait for room, not for prefill."""
+
+
+class FleetLoad:
+    """Owner of ledger, prefill times, congestion and room. Times: seconds, any origin."""
+
+    def __init__(self) -> None:
+        self.ledger = LoadLedger()
+        self.times = PrefillTimes()
+        self.congestion = Congestion()
+        self.room = Room()
+        self._assigned: Counter[ReplicaId] = Counter()
+        self.judged = 0
+        self.within_p90 = 0
+
+    def own_s(self, replica: ReplicaId, cached: int, new: int) -> float:
+        """Prefill of a prompt there, beside the answers that run there now."""
+        return self.times.seconds(replica, cached, new, self.ledger.answering(replica))
+
+    def wait_s(self, info: ReplicaInfo, new: int, now: float) -> float:
+        """Until the replica has prefilled what is planned there, and has room for this prompt."""
+        pinned = self.ledger.pinned_tokens(info.replica)
+        room_s = self.room.wait_s(pinned, new, info.capacity_tokens)
+        return self.ledger.wait_s(info.replica, now) + room_s
+
+    def option(self, info: ReplicaInfo, cached: int, new: int, now: float) -> Option:
+        """A replica's offer for a prompt of which it has `cached` tokens and lacks `new`."""
+        replica = info.replica
+        return Option(
+            replica,
+            self.wait_s(info, new, now),
+            self.own_s(replica, cached, new),
+            self.ledger.running(replica),
+            self._assigned[replica],
+        )
+
+    def reserve(
+        self,
+        request: RequestId,
+        option: Option,
+        cached: int,
+        new: int,
+        *,
+        now: float,
+        replicas: int,
+    ) -> Work:
+        """Take an offer. cached: as planned in the end. replicas: live ones."""
+        seconds = self.own_s(option.replica, cached, new)
+        work = Work(cached, new, seconds, option.wait_s + seconds)
+        self.ledger.reserve(request, option.replica, work, now)
+        self.congestion.planned(seconds, replicas, now)
+        self._assigned[option.replica] += 1
+        return work
+
+    def moved(self, request: RequestId, info: ReplicaInfo | None, tokens: int, now: float) -> None:
+        """The request runs there, and finds nothing. info: None = a replica not known (yet)."""
+        if info is None:
+            self.ledger.free(request)
+            return
+        seconds = self.own_s(info.replica, 0, tokens)
+        work = Work(0, tokens, seconds, self.wait_s(info, tokens, now) + seconds)
+        self.ledger.move(request, info.replica, work, now)
+
+    def first_token(
+        self, request: RequestId, infos: Mapping[ReplicaId, ReplicaInfo], now: float
+    ) -> None:
+        """Free the prefill, and learn how long it took."""
+        done = self.ledger.prefill_done(request, now)
+        if done is None or done.replica not in infos:
+            return
+        replica = done.replica
+        if self.times.fitted:
+            self.judged += 1
+            self.within_p90 += self.times.judge(done.work.ttft_s, done.ttft_s)
+        if self.ledger.pinned_tokens(replica) > infos[replica].capacity_tokens * FULL:
+            self.times.skip(replica)
+            return
+        self.times.observe(
+            replica,
+            done.work.cached,
+            done.work.new,
+            done.seconds,
+            answering=self.ledger.answering(replica) - 1,
+            idle=not self.ledger.prefill_tokens(replica),
+        )
+
+    def ended(self, request: RequestId, now: float) -> None:
+        """Free all of its load. Unknown requests do nothing."""
+        freed = self.ledger.free(request)
+        if freed is not None and freed.prefilled:
+            self.room.answered(now - freed.since)
+
+    def assigned(self, replica: ReplicaId) -> int:
+        """Requests ever planned there."""
+        return self._assigned[replica]
+
+    def drop_replica(self, replica: ReplicaId) -> None:
+        """The replica is gone."""
+        self.ledger.drop_replica(replica)
+        self.times.forget(replica)
+        self._assigned.pop(replica, None)
+
+    def counters(self) -> dict[str, int]:
+        """reserved: requests now. ttft_judged, ttft_within_p90: since the start."""
+        return {
+            "reserved": len(self.ledger),
+            "ttft_judged": self.judged,
+            "ttft_within_p90": self.within_p90,
+        }
+
+    def check(self) -> None:
+        """Raise InvariantError unless the books balance."""
+        self.ledger.check()
+        self.times.check()

@@ -1,0 +1,139 @@
+"""What the fleet can reuse of a request, and the order of blocks that reuses it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from cp_ray.core.interned import interned
+from cp_ray.core.joint import Prompt, shared_first
+from cp_ray.core.limits import Limits, limited_search
+from cp_ray.core.memory import Memory
+from cp_ray.core.offline import OfflineOrders
+from cp_ray.core.ordering import order
+from cp_ray.core.path import best_path
+from cp_ray.core.replicas import ReplicaTable
+from cp_ray.core.rest_order import RestOrder
+from cp_ray.core.search import Candidate, best_per_holder, fixed_search, greedy_search
+from cp_ray.core.types import BlockId, Context, PlanRequest, ReplicaId
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """A request to be planned. tokens: of each block. total: of the whole prompt."""
+
+    request: PlanRequest
+    tokens: dict[BlockId, int]
+    total: int
+    candidates: list[Candidate]
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What one replica has of a request. tokens: leading ones of the prompt, head included."""
+
+    match: Candidate | None
+    tokens: int
+
+
+class Reuse:
+    """Reads the index's memory; owns only what is learnt about the order of the rest."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        replicas: ReplicaTable,
+        *,
+        offline: OfflineOrders,
+        search: Literal["exact", "paper"],
+        alpha: float,
+        limits: Limits,
+    ) -> None:
+        self.rest_order = RestOrder(limits=limits)
+        self._limits = limits
+        self._search = search
+        self._alpha = alpha
+        self._memory = memory
+        self._replicas = replicas
+        self._offline = offline
+
+    def wanted(self, request: PlanRequest) -> Wanted:
+        """The request with the known prefixes that it could begin with."""
+        tokens = dict(zip(request.context, request.block_tokens, strict=True))
+        total = request.head_tokens + sum(request.block_tokens) + request.tail_tokens
+        return Wanted(request, tokens, total, self.candidates(request, tokens))
+
+    def held(self, wanted: Wanted) -> dict[ReplicaId, Held]:
+        """What each live replica has of it."""
+        matches = best_per_holder(wanted.candidates, self._replicas.mask)
+        found = {}
+        for replica in self._replicas.usable:
+            match = matches.get(self._replicas.bit(replica))
+            found[replica] = Held(match, self._reusable(wanted.request, replica, match))
+        return found
+
+    def most_held(self, request: PlanRequest) -> int:
+        """Leading tokens of the prompt that some replica has."""
+        return max((one.tokens for one in self.held(self.wanted(request)).values()), default=0)
+
+    def prompt(self, wanted: Wanted) -> Prompt:
+        """The request as `joint.lay_out` takes it; replicas in the order of those usable."""
+        request = wanted.request
+        found = self.held(wanted)
+        held = [found[replica] for replica in self._replicas.usable]
+        return Prompt(
+            request.head,
+            request.head_tokens,
+            wanted.tokens,
+            wanted.total,
+            not request.movable,
+            [one.match.prefix if one.match else () for one in held],
+            [one.tokens for one in held],
+        )
+
+    def order(
+        self, wanted: Wanted, replica: ReplicaId, held: Held, followers: Sequence[Context]
+    ) -> tuple[Context, int]:
+        """Algorithm 2 behind the prefix followed; the held tokens given up (decision 0009).
+
+        followers: contexts that come next to that replica; what they share stands first.
+        """
+        request, tokens = wanted.request, wanted.tokens
+        ranked = tuple(map(interned, request.context))
+        if not request.movable:
+            return ranked, 0
+        candidates = wanted.candidates
+        if not candidates:
+            candidates = limited_search(self._offline.root, ranked, tokens, self._limits)
+        path = best_path(candidates, self._replicas.bit(replica), self.rest_order.trust)
+        given_up = held.match.tokens - path.held_tokens if held.match else 0
+        if self._search == "paper":
+            return order(ranked, path.prefix), given_up
+        prefix = path.prefix
+        if followers:
+            prefix = self._limits.leading(ranked, shared_first(ranked, prefix, followers, tokens))
+        return self.rest_order.arrange(ranked, prefix, tokens), given_up
+
+    def candidates(self, request: PlanRequest, tokens: dict[BlockId, int]) -> list[Candidate]:
+        """Known prefixes that the request could begin with. tokens: of each block."""
+        tree = self._memory.trees.get(request.head)
+        if tree is None:
+            return []
+        if not request.movable:
+            return fixed_search(tree.root, request.context, tokens)
+        if self._search == "paper" and not self._limits.bind:
+            return greedy_search(tree.root, request.context, tokens, self._alpha)
+        familiar = self.rest_order.popular
+        return limited_search(tree.root, request.context, tokens, self._limits, familiar)
+
+    def _reusable(self, request: PlanRequest, replica: ReplicaId, match: Candidate | None) -> int:
+        """Leading prompt tokens that `replica` should have of this request."""
+        if not self._replicas.believed(replica):
+            return 0
+        tree = self._memory.trees.get(request.head)
+        if tree is not None and tree.root.holders >> self._replicas.bit(replica) & 1:
+            return request.head_tokens + (match.tokens if match else 0)
+        before = self._memory.records.get(request.predecessor) if request.predecessor else None
+        if before is not None and before.replica == replica:
+            return min(before.tokens_left, request.head_tokens)
+        return 0

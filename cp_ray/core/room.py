@@ -1,0 +1,28 @@
+"""How long a prompt waits for room: running requests hold their cache pages until they end."""
+
+from __future__ import annotations
+
+WEIGHT = 0.02
+"""Of one answer in the mean: about the last fifty count."""
+
+
+class Room:
+    """Owner of what is known of answers: the mean seconds from first token to end."""
+
+    def __init__(self) -> None:
+        self.answer_s = 0.0
+
+    def answered(self, seconds: float) -> None:
+        """An answer took so long."""
+        if not self.answer_s:
+            self.answer_s = seconds
+        self.answer_s += WEIGHT * (seconds - self.answer_s)
+
+    def wait_s(self, pinned: int, need: int, capacity: int) -> float:
+        """Seconds until `need` tokens are free, `pinned` of `capacity` being taken or spoken for.
+
+        Those running end evenly over one mean answer, so pinned / answer_s tokens come free a
+        second.
+        """
+        lacking = pinned + need - capacity
+        return self.answer_s * lacking / pinned if lacking > 0 and pinned else 0.0

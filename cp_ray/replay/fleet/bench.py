@@ -1,0 +1,126 @@
+"""`cp-ray bench fleet`: cells of one workload, as rows of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from cp_ray.errors import ConfigError
+from cp_ray.replay.fleet.cell import Arrivals, Cell, Hardware, Model, play
+from cp_ray.replay.fleet.policies.without import ARMS
+from cp_ray.replay.fleet.registry import RIVALS
+from cp_ray.replay.fleet.saturation import saturation
+from cp_ray.replay.fleet.workload import Workload, fitting, read_workload, without_overlap
+
+
+class FleetOptions(msgspec.Struct, frozen=True):
+    """What to play: every combination of loads, policies, orders and seeds.
+
+    loads: shares of the rate at which least_loaded saturates; clients per replica where arrivals
+    are `closed`. orders: of rivals (`none`, `paper`). saturation_rps: None = find it first.
+    overlap: False = the same sizes with blocks of which no two requests share one.
+    """
+
+    trace: Path
+    hardware: Hardware
+    loads: tuple[float, ...] = (0.8,)
+    arrivals: Arrivals = "poisson"
+    seeds: tuple[int, ...] = (1,)
+    policies: tuple[str, ...] = ("least_loaded", "est_ttft", "cp_ray")
+    orders: tuple[str, ...] = ("none",)
+    ablate: tuple[str, ...] = ()
+    requests: int | None = None
+    saturation_rps: float | None = None
+    overlap: bool = True
+
+
+class FleetRow(msgspec.Struct, frozen=True):
+    """One cell. Rates in requests a second, times in seconds; the rest as in `cell.Outcome`."""
+
+    trace: str
+    requests: int
+    replicas: int
+    cache_tokens: int
+    model: Model
+    arrivals: Arrivals
+    saturation_rps: float | None
+    load: float
+    seed: int
+    policy: str
+    order: str
+    hit_ratio: float
+    ttft_mean_s: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+    throughput_tok_s: float
+    imbalance: float
+    plan_us: float
+
+
+def arms(options: FleetOptions) -> Iterator[tuple[str, str]]:
+    """Policy and order of each arm: rivals in every order asked for, ours and its ablations."""
+    for policy in options.policies:
+        if policy in RIVALS:
+            for order in options.orders:
+                yield policy, order
+        else:
+            yield policy, "ours"
+        if policy == "cp_ray":
+            for part in options.ablate:
+                if part not in ARMS:
+                    raise ConfigError(f"--ablate: {part!r} is not one of {', '.join(ARMS)}")
+                yield f"cp_ray-{part}", "ours"
+
+
+def prepare(options: FleetOptions) -> Workload:
+    """The workload, without what no replica could hold."""
+    workload = read_workload(options.trace, options.requests)
+    if not options.overlap:
+        workload = without_overlap(workload)
+    workload = fitting(workload, options.hardware.cache_tokens)
+    if not workload.jobs:
+        raise ConfigError(
+            "--cache-tokens: no prompt fits into a replica's cache; give it more",
+            param="cache_tokens",
+        )
+    if options.arrivals == "bursty" and not workload.stamps:
+        raise ConfigError(f"--arrivals bursty: {workload.name} has no time stamps")
+    return workload
+
+
+def bench_fleet(options: FleetOptions) -> Iterator[FleetRow]:
+    """Rows as they come. Raises ConfigError naming the option to mend."""
+    cells = list(arms(options))
+    workload = prepare(options)
+    hardware = options.hardware
+    rate = options.saturation_rps
+    if options.arrivals != "closed" and rate is None:
+        rate = saturation(workload, hardware)
+    for load in options.loads:
+        for seed in options.seeds:
+            for policy, order in cells:
+                asked = load if options.arrivals == "closed" else load * (rate or 0.0)
+                cell = Cell(hardware, policy, order, options.arrivals, asked, seed)
+                out = play(workload, cell)
+                yield FleetRow(
+                    workload.name,
+                    out.requests,
+                    hardware.replicas,
+                    hardware.cache_tokens,
+                    hardware.model,
+                    options.arrivals,
+                    rate,
+                    load,
+                    seed,
+                    policy,
+                    order,
+                    out.hit_ratio,
+                    out.ttft_mean_s,
+                    out.ttft_p50_s,
+                    out.ttft_p99_s,
+                    out.throughput_tok_s,
+                    out.imbalance,
+                    out.plan_us,
+                )

@@ -1,0 +1,61 @@
+"""The interface of a routing policy, and what the stateless ones share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from cp_ray.core.types import Eviction
+from cp_ray.replay.fleet.job import Live
+from cp_ray.replay.fleet.view import FleetView
+
+
+class Router(Protocol):
+    """Chooses `live.replica`, and may reorder by `live.order`."""
+
+    def route(self, window: Sequence[Live], view: FleetView, now: float) -> Iterator[Live]:
+        """Place the requests that came at `now`, and yield each in the order of sending.
+
+        The view knows of a request as soon as it was yielded.
+        """
+
+    def first_token(self, live: Live, now: float) -> None:
+        """Prefill is done."""
+
+    def ended(self, live: Live, now: float) -> None:
+        """The answer is complete."""
+
+    def evicted(self, replica: int, evictions: Sequence[Eviction], /) -> None:
+        """A cache lost pages of these requests."""
+
+
+class OneByOne:
+    """A router that places requests singly. seed: of its ties."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def place(self, live: Live, view: FleetView, now: float, /) -> int:
+        """The replica for one request."""
+        raise NotImplementedError
+
+    def route(self, window: Sequence[Live], view: FleetView, now: float) -> Iterator[Live]:
+        """In order of arrival."""
+        for live in window:
+            live.replica = self.place(live, view, now)
+            yield live
+
+    def first_token(self, live: Live, now: float) -> None:
+        """Nothing to learn."""
+
+    def ended(self, live: Live, now: float) -> None:
+        """Nothing to learn."""
+
+    def evicted(self, replica: int, evictions: Sequence[Eviction], /) -> None:
+        """Nothing to learn."""
+
+    def least(self, costs: Sequence[float]) -> int:
+        """The replica of least cost; ties are broken evenly."""
+        low = min(costs)
+        return self.random.choice([at for at, cost in enumerate(costs) if cost == low])

@@ -1,0 +1,37 @@
+"""Load 1.0: the largest Poisson rate at which the queue of least_loaded is bounded."""
+
+from __future__ import annotations
+
+from cp_ray.replay.fleet.cell import Cell, Hardware, play
+from cp_ray.replay.fleet.workload import Workload
+
+BOUNDED = 2.0
+"""A queue is bounded when the last quarter of arrivals waits at most so many times longer than the
+second: in a queue that grows evenly it is 7 / 3."""
+SEEDS = (101, 102, 103)
+"""Not those of the cells. Most of them must agree."""
+STEPS = 6
+CLIENTS = 24.0
+"""Of the closed loop, per replica: enough to keep each busy."""
+
+
+def saturation(workload: Workload, hardware: Hardware) -> float:
+    """Requests a second, to about 1%. Bisects between half and 1.1 of the closed loop's rate."""
+    closed = Cell(hardware, "least_loaded", "none", "closed", CLIENTS, SEEDS[0])
+    full = play(workload, closed).served_per_s
+    low, high = 0.5 * full, 1.1 * full
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        if _bounded(workload, hardware, middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _bounded(workload: Workload, hardware: Hardware, rate: float) -> bool:
+    agree = 0
+    for seed in SEEDS:
+        cell = Cell(hardware, "least_loaded", "none", "poisson", rate, seed)
+        agree += play(workload, cell).late <= BOUNDED
+    return 2 * agree > len(SEEDS)

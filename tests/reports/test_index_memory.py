@@ -1,0 +1,78 @@
+"""User report: the index of a router grows with every prompt it ever saw (field.md, case 4).
+
+production-stack #687, dynamo #10774 and #4429. Here at a hundredth of the size and less.
+"""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+from cp_ray.core.index import REMEMBERED, ContextIndex
+from cp_ray.core.types import (
+    BlockId,
+    Eviction,
+    EvictionReport,
+    HeadId,
+    PlanRequest,
+    ReplicaId,
+    ReplicaInfo,
+    RequestId,
+    Settled,
+    Step,
+)
+
+R = ReplicaId("r")
+BOUND, BLOCKS = 800, 8
+
+
+def ask(index: ContextIndex, name: str, context: tuple[str, ...]) -> Step:
+    blocks = tuple(BlockId(block) for block in context)
+    request = PlanRequest(RequestId(name), HeadId("h"), 5, blocks, (10,) * len(blocks), 3)
+    (step,) = index.plan([request], 0.0)
+    index.hear(Settled(request.request_id, step.reused_tokens, ok=True), 0.0)
+    return step
+
+
+def nodes(index: ContextIndex) -> int:
+    return sum(1 for tree in index.memory.trees.values() for _ in tree.root.walk())
+
+
+def unique(number: int) -> tuple[str, ...]:
+    return tuple(f"{number}/{place}" for place in range(BLOCKS))
+
+
+def test_unique_prompts_reach_a_plateau_and_a_hot_prefix_survives() -> None:
+    index = ContextIndex(max_records=BOUND)
+    index.set_replicas([ReplicaInfo(R, 1, 10**9)])
+    hot = tuple(f"hot/{place}" for place in range(BLOCKS))
+    used = []
+    tracemalloc.start()
+    try:
+        for number in range(5 * BOUND):
+            ask(index, f"u{number}", unique(number))
+            if number % 50 == 0:
+                ask(index, f"hot{number}", hot)
+            if (number + 1) % BOUND == 0:
+                gc.collect()
+                used.append(tracemalloc.get_traced_memory()[0])
+                assert len(index.memory.records) <= BOUND
+                assert nodes(index) <= BOUND + 2, "one a record, the root, the hot one"
+    finally:
+        tracemalloc.stop()
+    assert used[4] < 1.1 * used[2], [round(size / 1e6, 1) for size in used]
+    assert ask(index, "last", hot).reused_tokens >= 10 * BLOCKS, "it was asked for all the while"
+    index.check()
+
+
+def test_when_the_engine_has_removed_all_nothing_but_the_bounded_orders_is_left() -> None:
+    index = ContextIndex(max_records=BOUND)
+    index.set_replicas([ReplicaInfo(R, 1, 10**9)])
+    for number in range(2 * BOUND):
+        ask(index, f"u{number}", unique(number))
+    gone = tuple(Eviction(name, 0) for name in index.memory.records)
+    index.apply(EvictionReport(R, 0, 0, gone))
+    assert not index.memory.records
+    assert nodes(index) <= REMEMBERED
+    assert nodes(index) <= 1, "seen once each: none is worth remembering"
+    index.check()

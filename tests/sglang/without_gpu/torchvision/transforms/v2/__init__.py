@@ -1,0 +1,3 @@
+from torchvision._nothing import __getattr__
+
+__all__ = ["__getattr__"]

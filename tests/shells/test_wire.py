@@ -38,7 +38,7 @@ MESSAGES: list[tuple[Any, Any, Any]] = [
     (
         PlanRequest(Q, HeadId("h"), 7, (A, B), (10, 20), 3),
         PlanRequest,
-        ["q1", "h", 7, ["a", "b"], [10, 20], 3, True, None],
+        ["q1", "h", 7, ["a", "b"], [10, 20], 3, True, None, None, []],
     ),
     (
         Step(Q, (B, A), R, "h/0", (0, 1), 16, "holder"),

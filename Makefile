@@ -120,6 +120,8 @@ venv: $(READY)
 $(READY): requirements/cpu.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' \
 	  || { echo "cp_ray needs Python 3.11 or 3.12: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null \
+	  || { echo "vLLM's CPU build needs libnuma: apt install libnuma1, then again"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
 	  || { echo "no venv module: apt install python3-venv, then again"; exit 1; }
 	@echo "Installing about 210 packages into $(VENV) (3 GB, once, about 4 minutes) ..."

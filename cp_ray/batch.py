@@ -97,7 +97,7 @@ def send_batch(
         failed, open_ = results.finish()
     if failed:
         again = f", {open_} of them for now: run it again to go on" if open_ else ""
-        print(f"{failed} of {len(items)} requests failed{again}: see {output}")  # noqa: T201
+        print(f"{failed} of {len(items)} requests failed{again}: see {output}")  # noqa: T201 - a command's output
     return 1 if failed else 0
 
 

@@ -72,7 +72,7 @@ def open_memory(
         ) from error
 
     class Embedder(EmbeddingBase):
-        def embed(self, text: str, memory_action: str | None = None) -> list[float]:  # noqa: ARG002
+        def embed(self, text: str, memory_action: str | None = None) -> list[float]:  # noqa: ARG002 - Mem0's
             rows: list[list[float]] = embed([text]).tolist()
             return rows[0]
 

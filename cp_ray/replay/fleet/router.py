@@ -38,6 +38,7 @@ class OneByOne:
 
     def place(self, live: Live, view: FleetView, now: float, /) -> int:
         """The replica for one request."""
+        # Not abstract: a router that overrides `route`, as the paper's does, places nothing here.
         raise NotImplementedError
 
     def route(self, window: Sequence[Live], view: FleetView, now: float) -> Iterator[Live]:

@@ -100,12 +100,19 @@ def compile_core(root: Path = ROOT) -> None:
 
 
 def main() -> int:
-    """Compile unless it is done, or not wanted."""
+    """Compile unless it is done, or not wanted; where it cannot be done, say so and go on."""
     wanted = os.environ.get(SWITCH, "")
     if wanted == "0":
         remove()
     elif is_stale() or not all(path.exists() for path in made()):
-        compile_core()
+        try:
+            compile_core()
+        except (Exception, SystemExit) as error:  # no compiler, no headers: whatever it is
+            if wanted == "1":
+                raise
+            sys.stderr.write(f"cp_ray stays plain Python, not compiled: {error}\n")
+    else:
+        (ROOT / STAMP).touch()
     return 0
 
 

@@ -16,7 +16,7 @@ from cp_ray.config import AppConfig
 from cp_ray.doctor import diagnose
 from cp_ray.finding import Finding
 
-NAMES = ["python", "ray", "redis", "engine", "model", "http port", "gpus"]
+NAMES = ["python", "planner", "ray", "redis", "engine", "model", "http port", "gpus"]
 
 
 def _free_port() -> int:

@@ -25,7 +25,8 @@ export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
 .PHONY: demo demo-chaos test test-sglang test-vllm029 check chaos fuzz cluster-test docs \
-  bench bench-fleet bench-overhead bench-recovery test-gpu-harness-0251 format venv clean
+  bench bench-fleet bench-overhead bench-recovery bench-timing soak schemathesis sbom test-base \
+  test-gpu-harness-0251 format venv clean
 
 demo: venv
 	$(BIN)/python -m cp_ray.demo $(ARGS)
@@ -71,12 +72,44 @@ cluster-test: venv
 fuzz: venv
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
+# The real application against its own OpenAPI document; ARGS="--max-examples 1000" for longer.
+schemathesis: venv .venv-tools/.ready
+	$(BIN)/python -m tests.openapi --schemathesis .venv-tools/bin/schemathesis $(ARGS)
+
+# What is installed, with versions and licences, in CycloneDX: out/sbom.cdx.json.
+sbom: venv .venv-tools/.ready
+	@mkdir -p out
+	.venv-tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+	  --of JSON -o out/sbom.cdx.json $(BIN)/python
+
+.venv-tools/.ready: requirements/tools.txt
+	$(PYTHON) -m venv .venv-tools
+	.venv-tools/bin/python -m pip install -qq --disable-pip-version-check -r requirements/tools.txt
+	@touch $@
+
+# The minimal install: no extra, no engine, versions of the lock. It serves the simulated engine.
+test-base: .venv-base/.ready
+	.venv-base/bin/python -m tests.base_install
+
+.venv-base/.ready: requirements/cpu.lock pyproject.toml
+	$(PYTHON) -m venv .venv-base
+	.venv-base/bin/python -m pip install -qq --disable-pip-version-check -c requirements/cpu.lock -e .
+	@touch $@
+
+# Does anything grow? Ten minutes at 80% load; ARGS="--seconds 14400" for an afternoon.
+soak: venv
+	$(BIN)/cp-ray bench serve --soak $(ARGS)
+
 bench: venv
 	$(BIN)/cp-ray bench index
 	$(BIN)/cp-ray bench reuse --trace ../shared/data/multihoprag --policy none,frequency,paper
 
 bench-recovery: venv
 	$(BIN)/python -m benchmarks.recovery $(ARGS)
+
+# What one tenant learns of another's prompts by the clock, on real vLLM.
+bench-timing: venv
+	$(BIN)/python -m benchmarks.timing $(ARGS)
 
 bench-fleet: venv
 	$(BIN)/python -m benchmarks.fleet $(ARGS)
@@ -156,4 +189,5 @@ $(SGLANG)/.ready $(VLLM029)/.ready:
 	@touch $@
 
 clean:
-	rm -rf cp_ray/core/*.so cp_ray__mypyc*.so $(COMPILED) $(VENV) $(SGLANG) $(VLLM029) out .mypy_cache .ruff_cache
+	rm -rf cp_ray/core/*.so cp_ray__mypyc*.so $(COMPILED) $(VENV) $(SGLANG) $(VLLM029) .venv-tools \
+	  .venv-base out .mypy_cache .ruff_cache

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from cp_ray.core.types import Eviction, RequestId
-from cp_ray.workers.cache_events import CacheEvent, Cleared, Removed, Stored
+from cp_ray.workers.cache_events import CacheEvent, Cleared
 from cp_ray.workers.kv_events import decode_batch
 from cp_ray.workers.residency import Path, Residency
 from tests.contract.vllm_manager import VllmManager
@@ -129,26 +129,6 @@ class Drive:
         self.engine.step()
         self.residency.apply([Cleared()])
         self.began_anew()
-
-
-class Loser:
-    """Loses this share of the events of a kind, without a trace."""
-
-    def __init__(self, share: float, kind: type[Stored] | type[Removed], seed: int) -> None:
-        self.rng = random.Random(seed)
-        self.share, self.kind = share, kind
-        self.lost = self._told = 0
-
-    def took(self) -> bool:
-        """Whether it lost any since it was asked last."""
-        told, self._told = self._told, self.lost
-        return self.lost > told
-
-    def __call__(self, event: CacheEvent) -> list[CacheEvent]:
-        if isinstance(event, self.kind) and self.rng.random() < self.share:
-            self.lost += 1
-            return []
-        return [event]
 
 
 if __name__ == "__main__":

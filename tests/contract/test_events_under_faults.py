@@ -7,7 +7,8 @@ import pytest
 pytest.importorskip("vllm")
 
 from cp_ray.workers.cache_events import Removed, Stored
-from tests.contract.events_under_faults import Drive, Loser
+from tests.contract.events_under_faults import Drive
+from tests.contract.lossy import Loser
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 

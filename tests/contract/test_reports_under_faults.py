@@ -26,7 +26,8 @@ from cp_ray.core.types import (
     Settled,
 )
 from cp_ray.workers.cache_events import Removed
-from tests.contract.events_under_faults import PAGE, PAGES, Drive, Loser
+from tests.contract.events_under_faults import PAGE, PAGES, Drive
+from tests.contract.lossy import Loser
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 R = ReplicaId("r")

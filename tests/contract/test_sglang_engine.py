@@ -4,7 +4,6 @@ Runs in SGLang's own environment: `make test-sglang`.
 """
 
 import asyncio
-import importlib.util
 import random
 
 import pytest
@@ -13,36 +12,13 @@ from cp_ray.config import AppConfig
 from cp_ray.core.types import RequestId
 from cp_ray.errors import ConfigError, InvalidRequest
 from cp_ray.workers.engine import EngineRequest, Sampling
-from tests.contract import suite
-
-if importlib.util.find_spec("sglang") is None:
-    pytest.skip("SGLang is not installed: make test-sglang", allow_module_level=True)
-
 from cp_ray.workers.sglang_engine import SglangEngine
+from tests.contract import real_engine, suite
 
+real_engine.only("sglang")
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 
-PAGE, PAGES = 16, 64
-CONFIG = AppConfig(
-    engine="sglang",
-    model="tiny",
-    page_size=PAGE,
-    cache_tokens=PAGE * PAGES,
-    max_ongoing_requests=8,
-)
-
-
-@pytest.fixture(scope="module")
-def loop():
-    with asyncio.Runner() as runner:
-        yield runner
-
-
-@pytest.fixture(scope="module")
-def subject(loop):
-    started = loop.run(suite.start(lambda: SglangEngine(CONFIG)))
-    yield started
-    loop.run(suite.check_close_is_idempotent(started))
+PAGE, PAGES = real_engine.CONFIGS["sglang"].page_size, real_engine.PAGES
 
 
 async def check_siblings_share_what_is_prefilled(subject: suite.Subject) -> None:

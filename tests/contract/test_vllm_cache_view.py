@@ -1,32 +1,18 @@
 """What is believed of a real vLLM's cache: overflow, losses, resets, aborts, late tokens."""
 
 import asyncio
-import importlib.util
 import random
 import time
 from itertools import chain
 
 import pytest
 
-from tests.contract import suite
+from cp_ray.workers import kv_events
+from tests.contract import real_engine, suite
 from tests.contract.lossy import loses
 
-if importlib.util.find_spec("vllm") is None:
-    pytest.skip("vLLM is not installed", allow_module_level=True)
-
-from cp_ray.workers import kv_events
-
+real_engine.only("vllm")
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def loop(vllm_loop):
-    return vllm_loop
-
-
-@pytest.fixture
-def subject(vllm_subject):
-    return vllm_subject
 
 
 def test_events_predict_what_the_engine_finds_cached_under_overflow(loop, subject):

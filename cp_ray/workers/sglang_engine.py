@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import logging
 import multiprocessing
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -94,6 +95,10 @@ class SglangEngine(EngineAdapter):
         except (ValueError, OSError, RuntimeError) as error:
             # What SGLang raises for a bad model, too little memory or a wrong argument.
             raise ConfigError(f"SGLang does not start: {error}", param="model") from error
+        ours = logging.getLogger("cp_ray")
+        if ours.level == logging.NOTSET:
+            # SGLang gives the root logger its own level, and our warnings would end there.
+            ours.setLevel(logging.WARNING)
 
     async def _facts(self) -> EngineInfo:
         manager = self._llm.tokenizer_manager

@@ -4,6 +4,7 @@ Runs in SGLang's own environment: `make test-sglang`.
 """
 
 import asyncio
+import logging
 import random
 
 import pytest
@@ -51,6 +52,10 @@ def test_its_facts_are_those_that_were_asked_for(subject):
     assert subject.info.engine == "sglang"
     assert (subject.page, subject.pages) == (PAGE, PAGES)
     assert subject.info.max_model_len <= PAGE * PAGES
+
+
+def test_our_warnings_are_still_heard(subject):
+    assert logging.getLogger("cp_ray.workers.kv_events").isEnabledFor(logging.WARNING)
 
 
 def test_events_predict_what_the_engine_finds_cached_under_overflow(loop, subject):

@@ -78,7 +78,8 @@ class Reported(Drive):
             else:
                 held_now = self.residency.held()
                 self.tell(Dump(R, self.epoch, self.seq, held_now), direct)
-        self.index.check()
+        if self.tally.requests % 10 == 0:
+            self.index.check()
 
     def ghosts(self) -> set[RequestId]:
         """Requests the index believes more of than the residency holds, waiting ones left out."""

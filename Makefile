@@ -18,7 +18,8 @@ TORCH_INDEX ?=
 SGLANG := .venv-sglang
 VLLM029 := .venv-vllm029
 TRACE ?= ../shared/data/multihoprag
-BENCH := bench engine --trace $(TRACE) --requests 200 --length-scale 0.05 --cache-tokens 4096
+BENCH := bench engine --trace $(TRACE) --requests 200 --length-scale 0.05 --cache-tokens 4096 \
+  --at-least 0.99
 ARGS ?=
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0

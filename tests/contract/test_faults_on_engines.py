@@ -4,10 +4,10 @@ Each test leaves a row for the table of docs/engines.md.
 """
 
 import asyncio
+import multiprocessing
 import random
 import statistics
 
-import psutil
 import pytest
 
 from cp_ray.core.types import ReplicaMessage
@@ -238,5 +238,8 @@ def stop(llm):
         llm.shutdown()
         return
     llm.tokenizer_manager._subprocess_watchdog.stop()
-    for pid in llm.get_all_child_pids():
-        psutil.Process(pid).kill()
+    pids = set(llm.get_all_child_pids())
+    for process in multiprocessing.active_children():
+        if process.pid in pids:
+            process.kill()
+            process.join()

@@ -22,7 +22,7 @@ from cp_ray.workers.models import resolve_model
 from cp_ray.workers.residency import Residency
 from cp_ray.workers.sglang_args import CPU_ENVIRONMENT, REFUSED, engine_args
 
-START_S = 30.0
+START_S = 120.0
 """The longest wait for the facts of an engine that says it has started."""
 
 

@@ -35,7 +35,7 @@ from cp_ray.workers.reporter import MAX_WAITING, Reporter
 from tests.contract import suite
 
 R = ReplicaId("r")
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 HEAD = (

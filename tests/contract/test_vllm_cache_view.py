@@ -3,7 +3,6 @@
 import asyncio
 import random
 import time
-from itertools import chain
 
 import pytest
 
@@ -161,30 +160,31 @@ def test_a_reset_whose_word_comes_before_it_returns_leaves_the_engine_followed(l
 def test_resets_under_load_leave_the_view_right(loop, subject):
     source = random.Random(5)
     documents = [suite.tokens(70) for _ in range(8)]
+    audits: list[tuple[int | None, int]] = []
     done = False
 
-    async def ask() -> list[tuple[int | None, int]]:
-        audits = []
+    async def ask() -> None:
         while not done:
             prompt = sum(source.sample(documents, 2), ()) + suite.tokens(9)
             last = (await suite.answer(subject, suite.request(prompt, max_tokens=5)))[-1]
             audits.append((last.held_tokens, last.cached_tokens))
-        return audits
 
-    async def run() -> list[tuple[int | None, int]]:
+    def known() -> list[tuple[int, int]]:
+        return [(held, cached) for held, cached in audits if held is not None]
+
+    async def run() -> None:
         nonlocal done
         asking = [asyncio.create_task(ask()) for _ in range(6)]
         for _ in range(15):
             await asyncio.sleep(0.1)
             await asyncio.gather(*(subject.engine.reset_cache() for _ in range(2)))
-        await asyncio.sleep(0.2)
+        before = len(known())
+        await suite.until(lambda: len(known()) > before + 20, "answers are audited after resets")
         done = True
-        return list(chain.from_iterable(await asyncio.gather(*asking)))
+        await asyncio.gather(*asking)
 
-    audits = loop.run(run())
-    known = [(held, cached) for held, cached in audits if held is not None]
-    assert len(known) > len(audits) // 4
-    assert all(abs(held - cached) <= 32 for held, cached in known)
+    loop.run(run())
+    assert all(abs(held - cached) <= 32 for held, cached in known())
     loop.run(no_ghosts(subject))
 
 

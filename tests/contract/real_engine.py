@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from importlib import metadata
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
@@ -49,3 +50,10 @@ async def start() -> suite.Subject:
     """One of it, started."""
     assert NAME is not None
     return await suite.start(lambda: make_engine(CONFIGS[NAME]))
+
+
+async def until_heard(subject: Any, prompt: tuple[int, ...]) -> None:
+    """Until the events of this prompt's prefill have come: some ms after its tokens, or later."""
+    whole = len(prompt) // subject.page * subject.page
+    held = subject.engine.held_tokens
+    await suite.until(lambda: held((*prompt, 0)) == whole, "the prompt is heard to be held")

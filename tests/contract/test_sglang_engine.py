@@ -6,7 +6,6 @@ Runs in SGLang's own environment: `make test-sglang`.
 import asyncio
 import logging
 import random
-from functools import partial
 
 import pytest
 
@@ -72,15 +71,10 @@ def test_events_predict_what_the_engine_finds_cached_under_overflow(loop, subjec
             asked = suite.request(prompt, max_tokens=source.randrange(1, 9))
             predicted = subject.engine.held_tokens(prompt)
             pairs.append((predicted, (await suite.answer(subject, asked))[-1].cached_tokens))
-            whole = len(prompt) // PAGE * PAGE
-            # The step's events come a few ms after its tokens, on a busy machine later.
-            await suite.until(partial(holds, prompt, whole), "the prompt is heard to be held")
+            await real_engine.until_heard(subject, prompt)
             await asyncio.sleep(0.03)
             assert asked.request_id not in subject.ear.left, "nothing of it is lost"
         return pairs
-
-    def holds(prompt: tuple[int, ...], tokens: int) -> bool:
-        return subject.engine.held_tokens((*prompt, 0)) == tokens
 
     epochs = subject.ear.epochs
     pairs = loop.run(run())

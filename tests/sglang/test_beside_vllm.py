@@ -84,5 +84,5 @@ def test_a_replica_whose_engine_process_was_killed_is_replaced(bases: dict[str, 
 
 def sglang_scheduler() -> psutil.Process:
     processes = psutil.Process().children(recursive=True)
-    [found] = [one for one in processes if one.name().startswith("sglang::schedul")]
+    [found] = [one for one in processes if one.name().startswith("sglang::sched")]
     return found

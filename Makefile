@@ -4,7 +4,8 @@
 #   install 5 | unit and property 3 | contract 2 | e2e 3 | chaos subset 3 | cluster 2
 #
 # `make test-sglang`, `make test-vllm029`: the other engines that are supported, each in an
-# environment of its own (2.8 GB; 5 minutes each), apart from `make test`.
+# environment of its own (2.8 GB; 15 to 30 minutes each), apart from `make test`. They run all of
+# tests/contract on it, the faults of 60 s too, and `bench engine`.
 #
 # TORCH_INDEX=URL  index of PyTorch's CPU wheels, where pip does not find torch+cpu by itself.
 # ARGS="..."       passed on to the demo: --documents DIR --questions FILE, --quick, --help.
@@ -19,7 +20,8 @@ TORCH_INDEX ?=
 SGLANG := .venv-sglang
 VLLM029 := .venv-vllm029
 TRACE ?= ../shared/data/multihoprag
-BENCH := bench engine --trace $(TRACE) --requests 200 --length-scale 0.05 --cache-tokens 4096
+BENCH := bench engine --trace $(TRACE) --requests 200 --length-scale 0.05 --cache-tokens 4096 \
+  --at-least 0.99
 ARGS ?=
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
@@ -41,15 +43,13 @@ test: venv
 # SGLang has no build for CPUs: it runs here on plain torch, which it does not support, and with
 # tests/sglang/without_gpu in place of torchvision. Users with GPUs need neither.
 test-sglang: venv $(SGLANG)/.ready
-	$(SGLANG)/bin/python -m pytest -q tests/contract/test_sglang_engine.py \
-	  tests/contract/test_sglang_event_classes.py
+	$(SGLANG)/bin/python -m pytest -q -m sglang tests/contract
 	$(SGLANG)/bin/cp-ray $(BENCH) --engine sglang --concurrency 1
 	$(SGLANG)/bin/cp-ray $(BENCH) --engine sglang --concurrency 8 --abort-share 0.2
 	CP_RAY_SGLANG_PYTHON=$(CURDIR)/$(SGLANG)/bin/python $(BIN)/python -m pytest -q tests/sglang
 
 test-vllm029: $(VLLM029)/.ready
-	$(VLLM029)/bin/python -m pytest -q tests/contract/test_vllm_engine.py \
-	  tests/contract/test_vllm_event_classes.py tests/contract/test_vllm_manager_kinds.py
+	$(VLLM029)/bin/python -m pytest -q -m vllm tests/contract
 	$(VLLM029)/bin/cp-ray $(BENCH) --engine vllm --concurrency 1
 	$(VLLM029)/bin/cp-ray $(BENCH) --engine vllm --concurrency 8 --abort-share 0.2
 

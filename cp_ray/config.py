@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from difflib import get_close_matches
 from hashlib import sha256
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -137,7 +137,8 @@ class AppConfig(BaseModel):
     gpus_per_replica: float = Field(default=0.0, ge=0)
     tensor_parallel_size: int = Field(default=1, ge=1)
     across_hosts: bool = Field(
-        default=False, description="tensor parallel ranks of one replica may lie on several hosts"
+        default=False,
+        description="tensor parallel ranks of one replica may lie on several hosts (engine=vllm)",
     )
     max_ongoing_requests: int = Field(default=32, ge=1, description="per replica")
     max_queued_requests: int = Field(default=1000, ge=1, description="per ingress; then 503")
@@ -210,6 +211,17 @@ class AppConfig(BaseModel):
             known = ", ".join(cls.model_fields)
             raise ConfigError(f"unknown setting {key!r}: {hint} Settings: {known}", param=str(key))
         return values
+
+    @model_validator(mode="after")
+    def _one_host(self) -> Self:
+        """SGLang's ranks are processes of its replica, and so are on its host."""
+        if self.engine == "sglang" and self.across_hosts:
+            raise ConfigError(
+                "across_hosts=true is not possible with engine=sglang, whose ranks are processes "
+                "of one replica: leave across_hosts out and set replicas=, or use engine=vllm",
+                param="across_hosts",
+            )
+        return self
 
     def to_json(self) -> str:
         """Every setting, secrets in the clear, for our own processes: `model_validate_json`."""

@@ -55,6 +55,16 @@ def test_a_request_goes_to_the_replica_that_holds_its_prefix() -> None:
     assert (first.reason, again.reason) == ("load", "holder")
 
 
+def test_what_was_planned_at_once_is_not_forgotten_with_a_new_replicas_second_report() -> None:
+    """SGLang begins in epoch 1, as its first word is that its cache is empty."""
+    index = ContextIndex()
+    index.apply(EvictionReport(R[0], 1, 0, ()))
+    index.set_replicas([ReplicaInfo(R[0], 16, 100_000)])
+    settle(index, one(index, "a", 1, 2, 3))
+    assert index.apply(EvictionReport(R[0], 1, 1, ()))
+    assert one(index, "b", 1, 2, 3).reused_tokens == 288
+
+
 def test_strangers_spread_over_the_fleet() -> None:
     index = fleet(4)
     steps = [one(index, f"q{i}", 10 * i, 10 * i + 1) for i in range(8)]

@@ -123,6 +123,12 @@ class AppConfig(BaseModel):
     guardrail_alpha: float = Field(
         default=0.01, gt=0, lt=1, description="chance of switching reordering off wrongly"
     )
+    index_records: int = Field(
+        default=100_000,
+        ge=1,
+        le=10_000_000,
+        description="requests the index remembers, some 1.5 KB each; past it the oldest is forgotten",
+    )
     index: str | None = Field(default=None, description="offline index file to start warm from")
     alpha: float = Field(default=0.001, ge=0, le=0.01, description="Eq. 1's weight of positions")
     keep_top: int = Field(

@@ -102,6 +102,7 @@ def _application(options: SoakOptions) -> Iterator[str]:
         engine="simulated",
         replicas=options.replicas,
         cache_tokens=65_536,
+        index_records=2_000,  # full within minutes: what grows then is a leak
         decode_tokens_per_s=200,
         health_check_timeout_s=30,
     )

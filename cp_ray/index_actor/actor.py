@@ -193,14 +193,15 @@ class IndexActor:
 
 def new_index(config: AppConfig) -> ContextIndex:
     """Empty index, or the one in the file `config.index`. Raises ConfigError."""
+    offline = None
+    if config.index is not None:
+        try:
+            offline = OfflineOrders.load(Path(config.index).read_bytes())
+        except OSError as error:
+            raise ConfigError(f"index file cannot be read: {error}", param="index") from error
     limits = Limits(config.keep_top, config.max_displacement)
-    if config.index is None:
-        return ContextIndex(alpha=config.alpha, limits=limits)
-    try:
-        offline = OfflineOrders.load(Path(config.index).read_bytes())
-    except OSError as error:
-        raise ConfigError(f"index file cannot be read: {error}", param="index") from error
-    return ContextIndex(alpha=config.alpha, offline=offline, limits=limits)
+    records = config.index_records
+    return ContextIndex(config.alpha, max_records=records, offline=offline, limits=limits)
 
 
 def obtain_index(app: str, config: AppConfig) -> Any:

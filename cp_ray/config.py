@@ -127,7 +127,7 @@ class AppConfig(BaseModel):
         default=100_000,
         ge=1,
         le=10_000_000,
-        description="requests the index remembers, some 1.5 KB each; past it the oldest is forgotten",
+        description="requests the index remembers, about 1.5 KB each; beyond it the oldest goes",
     )
     index: str | None = Field(default=None, description="offline index file to start warm from")
     alpha: float = Field(default=0.001, ge=0, le=0.01, description="Eq. 1's weight of positions")

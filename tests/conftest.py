@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from cp_ray.compiling import is_stale
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -19,6 +21,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "filterwarnings", "ignore:Using extra keyword arguments on:DeprecationWarning"
     )
+    if is_stale():
+        pytest.exit("the compiled planner is not of these sources: make venv, then again", 2)
 
 
 @pytest.fixture(scope="session")

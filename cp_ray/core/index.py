@@ -279,7 +279,7 @@ class ContextIndex:
         self.memory.remember(request.request_id, record, planned, bit)
         if len(self._records) > self.max_records:
             self._counters["records_over_capacity"] += 1
-            self.memory.remove(next(iter(self._records)))
+            self.memory.remove_oldest()
 
     def _forget(self, replica: ReplicaId) -> None:
         """Believe nothing of the replica any more; its running requests keep their load."""

@@ -9,8 +9,6 @@ met and look at nothing beyond.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
 from cp_ray.core.node import ContextNode
@@ -92,7 +90,7 @@ def lowest_missing(placed: int) -> int:
 def limited_search(
     root: ContextNode,
     context: Context,
-    tokens: Mapping[BlockId, int],
+    tokens: dict[BlockId, int],
     limits: Limits,
     remembered: bool = False,
 ) -> list[Candidate]:
@@ -125,7 +123,7 @@ def limited_search(
             if above is not None:
                 gained += above.tokens
                 familiar += above.familiar
-            here = Candidate(child, place, gained, child.holders, familiar, above)
+            here = Candidate(child, place, gained, child.holders, familiar, above=above)
             found.append(here)
             if place == child.depth and child.children:
                 stack.append((child, placed, here))

@@ -24,6 +24,7 @@ told from `unexplained` and counts there.
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -132,7 +133,7 @@ class LossLedger:
         self._conversations: OrderedDict[str, set[BlockId]] = OrderedDict()
         self._memory = memory
         self._sums = Losses(dict.fromkeys(CAUSES, 0))
-        self._last: OrderedDict[RequestId, dict[str, int]] = OrderedDict()
+        self._last: OrderedDict[RequestId, bytes] = OrderedDict()
 
     def planned(
         self,
@@ -175,13 +176,14 @@ class LossLedger:
         sums.cached_tokens += min(settled.cached_tokens, total)
         believed = found.held.by(found.holder)
         sums.beyond_belief += max(0, settled.cached_tokens - believed)
-        self._last[settled.request_id] = losses
+        self._last[settled.request_id] = array("I", losses.values()).tobytes()
         _bound(self._last, min(LAST, self._memory))
         return losses
 
     def of(self, request: RequestId) -> dict[str, int] | None:
         """Losses of one of the last requests."""
-        return self._last.get(request)
+        last = self._last.get(request)
+        return None if last is None else dict(zip(CAUSES, array("I", last), strict=True))
 
     def sums(self) -> Losses:
         """A copy of the sums since the start."""

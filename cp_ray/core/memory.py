@@ -5,6 +5,7 @@ Three views of the same requests, changed only together.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 
 from cp_ray.core.record import Record
@@ -14,6 +15,8 @@ from cp_ray.core.tree import ContextTree
 from cp_ray.core.types import Context, Eviction, HeadId, ReplicaId, RequestId
 from cp_ray.errors import InvariantError
 
+SLACK = 1024
+"""Names of removed requests that the line by age may hold, beside as many as there are records."""
 EARLY = 4096
 """Evictions kept that came before the word of the spill that explains them."""
 
@@ -25,6 +28,7 @@ class Memory:
         self._remembered = remembered
         self.trees: dict[HeadId, ContextTree] = {}
         self.records: dict[RequestId, Record] = {}
+        self._age: deque[RequestId] = deque()
         self._on_replica: dict[ReplicaId, set[RequestId]] = {}
         self._early: dict[tuple[ReplicaId, RequestId], int] = {}
 
@@ -35,6 +39,9 @@ class Memory:
             tree = self.trees[record.head] = ContextTree(self._remembered)
         tree.insert(request, context, bit)
         self.records[request] = record
+        self._age.append(request)
+        if len(self._age) > SLACK + 2 * len(self.records):
+            self._age = deque(self.records)
         self._on_replica.setdefault(record.replica, set()).add(request)
 
     def evicted_early(self, replica: ReplicaId, eviction: Eviction) -> None:
@@ -77,6 +84,15 @@ class Memory:
             del self.trees[record.head]
         self._on_replica[record.replica].discard(request)
 
+    def remove_oldest(self) -> None:
+        """Forget the oldest request; there must be one.
+
+        Not the first key of `records`: finding it costs as much as keys were deleted before it.
+        """
+        while (request := self._age.popleft()) not in self.records:
+            pass
+        self.remove(request)
+
     def requests_on(self, replica: ReplicaId) -> list[RequestId]:
         """What is on a replica, in no order."""
         return list(self._on_replica.get(replica, ()))
@@ -101,6 +117,8 @@ class Memory:
         known: dict[HeadId, set[RequestId]] = {}
         for request, record in self.records.items():
             known.setdefault(record.head, set()).add(request)
+        if not self.records.keys() <= set(self._age):
+            raise InvariantError("index: a record has no place in the line by age")
         if known != {head: set(tree.node_of) for head, tree in self.trees.items()}:
             raise InvariantError("index: records and trees disagree")
         for tree in self.trees.values():

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
 
 from cp_ray.core.types import BlockId, Context, RequestId
 
-NO_CHILDREN: Mapping[BlockId, ContextNode] = MappingProxyType({})
-"""Shared by all leaves: an own empty dict would be a twentieth of an index's memory."""
+NO_CHILDREN: dict[BlockId, ContextNode] = {}
+"""Shared by all leaves, and stays empty: an own dict would be a twentieth of an index's memory."""
 
 
 class ContextNode:
@@ -42,7 +41,7 @@ class ContextNode:
         self.depth: int = len(edge) + (parent.depth if parent is not None else 0)
         self.parent = parent
         self.slot = slot
-        self.children: Mapping[BlockId, ContextNode] = NO_CHILDREN
+        self.children: dict[BlockId, ContextNode] = NO_CHILDREN
         self.next_slot = 0
         self._first: RequestId | None = None
         self._first_holder = 0
@@ -73,18 +72,15 @@ class ContextNode:
 
     def adopt(self, child: ContextNode) -> None:
         """Put a child under the first block of its edge, in place of any that was there."""
-        children = self.children
-        if isinstance(children, dict):
-            children[child.edge[0]] = child
-        else:
+        if self.children is NO_CHILDREN:
             self.children = {child.edge[0]: child}
+        else:
+            self.children[child.edge[0]] = child
 
     def disown(self, child: ContextNode) -> None:
         """Take a child out."""
-        children = self.children
-        if isinstance(children, dict):
-            del children[child.edge[0]]
-        if not children:
+        del self.children[child.edge[0]]
+        if not self.children:
             self.children = NO_CHILDREN
 
     @property

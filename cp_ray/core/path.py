@@ -30,7 +30,8 @@ def best_path(candidates: Sequence[Candidate], bit: int, trust: float) -> Path:
         tokens = candidate.tokens
         value: float
         if candidate.holders >> bit & 1:
-            value = held_tokens = tokens
+            held_tokens = tokens
+            value = float(tokens)
         else:
             held = candidate.above
             while held is not None and not held.holders >> bit & 1:

@@ -49,7 +49,9 @@ class Congestion:
     rho is the work planned, not the share of busy replicas: one that waits for room has none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fixed_price: float | None = None) -> None:
+        """fixed_price: in place of what is learnt."""
+        self._fixed_price = fixed_price
         self._usual_s = 0.0
         self._planned_s = 0.0
         self._weight = 0.0
@@ -73,6 +75,8 @@ class Congestion:
 
         shortest_wait_s: of all replicas, right now, this window's reservations included.
         """
+        if self._fixed_price is not None:
+            return self._fixed_price
         if not self._usual_s:
             return PRICE_FLOOR
         rho = min(self.utilisation, UTILISATION_CEILING)

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-from cp_ray.core.interned import interned
 from cp_ray.core.limits import Limits
 from cp_ray.core.types import BlockId, Context
 from cp_ray.errors import InvariantError
@@ -72,9 +71,10 @@ class RestOrder:
         """The context with `prefix` in front and the rest by the leading rule; remembers it.
 
         prefix: distinct blocks of the context, in an order the limits allow. tokens: of each block.
+        Ids are kept as they are: interned ones save memory.
         """
         taken = set(prefix)
-        ranked = tuple([interned(block) for block in context if block not in taken])
+        ranked = tuple([block for block in context if block not in taken])
         popular = self._popular_first(prefix, ranked, tokens)
         if self._limits.bind:
             popular = self._limits.hold(context, prefix + popular)[len(prefix) :]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cp_ray.core.node import ContextNode
+from cp_ray.core.node import NO_CHILDREN, ContextNode
 from cp_ray.core.remembered import RememberedOrders
 from cp_ray.core.types import Context, RequestId
 from cp_ray.errors import InvariantError
@@ -111,6 +111,7 @@ class ContextTree:
     def check(self) -> None:
         """Raise InvariantError unless the tree's invariants hold (design: tree invariants 1-6)."""
         seen: dict[RequestId, ContextNode] = {}
+        _require(not NO_CHILDREN, "leaves have no children", self.root)
         for node in self.root.walk():
             holders = 0
             slots = set()

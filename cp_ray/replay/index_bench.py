@@ -18,6 +18,7 @@ from itertools import accumulate, islice
 import msgspec
 from tqdm import tqdm
 
+from cp_ray.compiling import is_compiled
 from cp_ray.core.dedup import deduplicate
 from cp_ray.core.index import ContextIndex
 from cp_ray.core.merging import FAST, merge, steps
@@ -111,6 +112,7 @@ def as_table(figures: Sequence[IndexFigures]) -> str:
                 f"build {one.n:,} contexts: {one.build_s:.2f} s, {one.build_rss_mb:,.0f} MB "
                 f"(paper: {paper} s)"
             )
+    lines.append(f"planner: {'compiled' if is_compiled() else 'plain Python'}")
     return "\n".join(lines)
 
 

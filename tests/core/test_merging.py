@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.optimum import SIZES, best_of_all, families
-from cp_ray.core import anneal_kernels, forest, merge_kernels
+from cp_ray.core import anneal_kernels, forest, merge_kernels, partner_kernels
 from cp_ray.core.merging import FAST, merge, steps
 from cp_ray.core.types import BlockId, Context
 
@@ -79,7 +79,7 @@ def test_compiled_and_plain_python_agree(monkeypatch):
         pytest.skip("numba is not installed: there is only plain Python")
     contexts = families(7, 30)
     compiled = merge(contexts, SIZES, 10, seed=5)
-    for module in (forest, merge_kernels, anneal_kernels):
+    for module in (forest, partner_kernels, merge_kernels, anneal_kernels):
         for name, value in vars(module).items():
             if hasattr(value, "py_func"):
                 monkeypatch.setattr(module, name, value.py_func)

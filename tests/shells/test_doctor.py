@@ -16,7 +16,7 @@ from cp_ray.config import AppConfig
 from cp_ray.doctor import diagnose
 from cp_ray.finding import Finding
 
-NAMES = ["python", "ray", "redis", "engine", "model", "http port", "gpus"]
+NAMES = ["python", "planner", "ray", "redis", "engine", "model", "http port", "gpus"]
 
 
 def _free_port() -> int:
@@ -28,6 +28,8 @@ def _free_port() -> int:
 def test_this_host_can_run_the_simulated_engine() -> None:
     findings = diagnose(AppConfig(engine="simulated"), http_port=_free_port())
     assert [finding.name for finding in findings] == NAMES
+    planner = findings.pop(NAMES.index("planner"))
+    assert planner.ok is not False, "compiled or plain, both work"
     assert [finding for finding in findings if finding.ok is not True] == []
 
 

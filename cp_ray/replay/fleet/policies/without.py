@@ -50,20 +50,12 @@ class WithoutJoint(CpRay):
             yield live
 
 
-class _Sticky(Congestion):
-    """A second of prefill costs so much that no wait is worth it."""
-
-    def price(self, _shortest_wait_s: float, /) -> float:
-        """Far above any wait."""
-        return 1e6
-
-
 class WithoutReplication(CpRay):
-    """A prefix has one home."""
+    """A prefix has one home: a second of prefill costs so much that no wait is worth it."""
 
     def __init__(self, replicas: int, page_size: int, capacity_tokens: int) -> None:
         super().__init__(replicas, page_size, capacity_tokens)
-        self.index.load.congestion = _Sticky()
+        self.index.load.congestion = Congestion(fixed_price=1e6)
 
 
 ARMS: dict[str, type[CpRay]] = {

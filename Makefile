@@ -4,7 +4,8 @@
 #   install 5 | unit and property 3 | contract 2 | e2e 3 | chaos subset 3 | cluster 2
 #
 # `make test-sglang`, `make test-vllm029`: the other engines that are supported, each in an
-# environment of its own (2.8 GB; 5 minutes each), apart from `make test`.
+# environment of its own (2.8 GB; 15 to 30 minutes each), apart from `make test`. They run all of
+# tests/contract on it, the faults of 60 s too, and `bench engine`.
 #
 # TORCH_INDEX=URL  index of PyTorch's CPU wheels, where pip does not find torch+cpu by itself.
 # ARGS="..."       passed on to the demo: --documents DIR --questions FILE, --quick, --help.
@@ -19,13 +20,15 @@ TORCH_INDEX ?=
 SGLANG := .venv-sglang
 VLLM029 := .venv-vllm029
 TRACE ?= ../shared/data/multihoprag
-BENCH := bench engine --trace $(TRACE) --requests 200 --length-scale 0.05 --cache-tokens 4096
+BENCH := bench engine --trace $(TRACE) --requests 200 --length-scale 0.05 --cache-tokens 4096 \
+  --at-least 0.99
 ARGS ?=
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
 .PHONY: demo demo-chaos test test-sglang test-vllm029 check chaos fuzz cluster-test docs \
-  bench bench-fleet bench-overhead bench-recovery test-gpu-harness-0251 format venv clean
+  bench bench-fleet bench-overhead bench-recovery bench-timing soak schemathesis sbom test-base \
+  test-gpu-harness-0251 format venv clean
 
 demo: venv
 	$(BIN)/python -m cp_ray.demo $(ARGS)
@@ -40,15 +43,13 @@ test: venv
 # SGLang has no build for CPUs: it runs here on plain torch, which it does not support, and with
 # tests/sglang/without_gpu in place of torchvision. Users with GPUs need neither.
 test-sglang: venv $(SGLANG)/.ready
-	$(SGLANG)/bin/python -m pytest -q tests/contract/test_sglang_engine.py \
-	  tests/contract/test_sglang_event_classes.py
+	$(SGLANG)/bin/python -m pytest -q -m sglang tests/contract
 	$(SGLANG)/bin/cp-ray $(BENCH) --engine sglang --concurrency 1
 	$(SGLANG)/bin/cp-ray $(BENCH) --engine sglang --concurrency 8 --abort-share 0.2
 	CP_RAY_SGLANG_PYTHON=$(CURDIR)/$(SGLANG)/bin/python $(BIN)/python -m pytest -q tests/sglang
 
 test-vllm029: $(VLLM029)/.ready
-	$(VLLM029)/bin/python -m pytest -q tests/contract/test_vllm_engine.py \
-	  tests/contract/test_vllm_event_classes.py tests/contract/test_vllm_manager_kinds.py
+	$(VLLM029)/bin/python -m pytest -q -m vllm tests/contract
 	$(VLLM029)/bin/cp-ray $(BENCH) --engine vllm --concurrency 1
 	$(VLLM029)/bin/cp-ray $(BENCH) --engine vllm --concurrency 8 --abort-share 0.2
 
@@ -71,12 +72,44 @@ cluster-test: venv
 fuzz: venv
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
+# The real application against its own OpenAPI document; ARGS="--max-examples 1000" for longer.
+schemathesis: venv .venv-tools/.ready
+	$(BIN)/python -m tests.openapi --schemathesis .venv-tools/bin/schemathesis $(ARGS)
+
+# What is installed, with versions and licences, in CycloneDX: out/sbom.cdx.json.
+sbom: venv .venv-tools/.ready
+	@mkdir -p out
+	.venv-tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+	  --of JSON -o out/sbom.cdx.json $(BIN)/python
+
+.venv-tools/.ready: requirements/tools.txt
+	$(PYTHON) -m venv .venv-tools
+	.venv-tools/bin/python -m pip install -qq --disable-pip-version-check -r requirements/tools.txt
+	@touch $@
+
+# The minimal install: no extra, no engine, versions of the lock. It serves the simulated engine.
+test-base: .venv-base/.ready
+	.venv-base/bin/python -m tests.base_install
+
+.venv-base/.ready: requirements/cpu.lock pyproject.toml
+	$(PYTHON) -m venv .venv-base
+	.venv-base/bin/python -m pip install -qq --disable-pip-version-check -c requirements/cpu.lock -e .
+	@touch $@
+
+# Does anything grow? Ten minutes at 80% load; ARGS="--seconds 14400" for an afternoon.
+soak: venv
+	$(BIN)/cp-ray bench serve --soak $(ARGS)
+
 bench: venv
 	$(BIN)/cp-ray bench index
 	$(BIN)/cp-ray bench reuse --trace ../shared/data/multihoprag --policy none,frequency,paper
 
 bench-recovery: venv
 	$(BIN)/python -m benchmarks.recovery $(ARGS)
+
+# What one tenant learns of another's prompts by the clock, on real vLLM.
+bench-timing: venv
+	$(BIN)/python -m benchmarks.timing $(ARGS)
 
 bench-fleet: venv
 	$(BIN)/python -m benchmarks.fleet $(ARGS)
@@ -156,4 +189,5 @@ $(SGLANG)/.ready $(VLLM029)/.ready:
 	@touch $@
 
 clean:
-	rm -rf cp_ray/core/*.so cp_ray__mypyc*.so $(COMPILED) $(VENV) $(SGLANG) $(VLLM029) out .mypy_cache .ruff_cache
+	rm -rf cp_ray/core/*.so cp_ray__mypyc*.so $(COMPILED) $(VENV) $(SGLANG) $(VLLM029) .venv-tools \
+	  .venv-base out .mypy_cache .ruff_cache

@@ -2,9 +2,10 @@
 
 A real index actor, real Redis, real reporters; the engines are stand-ins that hold what they are
 told. The index learns RECORDS requests, is killed, and while it is dead the engines lose some of
-what they held. Then the same probes are planned round after round: the share of the predicted
-tokens that is back, how long after the actor's constructor began, and every prediction compared
-with what the engines really hold.
+what they held. Then the same probes are planned round after round, PAUSE_S apart because each
+costs the index time that recovery needs: the share of the predicted tokens that is back, how long
+after the actor's constructor began, and every prediction compared with what the engines really
+hold.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from cp_ray.workers.reporter import Reporter
 
 APP = "recovery"
 PAGE, HEAD, BLOCK, TAIL, K = 16, 64, 200, 30, 15
-BATCH, PROBES, WAIT_S = 64, 300, 60.0
+BATCH, PROBES, WAIT_S, PAUSE_S = 64, 300, 60.0, 0.2
 CONFIG = AppConfig(engine="simulated", plan_deadline_ms=20_000)
 
 
@@ -208,6 +209,8 @@ async def _measure(
         most = max(most, found)
         if found >= 0.95 * expected:
             back = now
+        else:
+            await asyncio.sleep(PAUSE_S)
     after = await client.state() or {"counters": {}, "uptime_s": time.monotonic() - killed}
     return {
         "records": records,
@@ -227,7 +230,7 @@ async def _measure(
 async def _fill(
     handle: Any, client: IndexClient, traffic: Traffic, truth: Truth, records: int
 ) -> None:
-    with tqdm(total=records, desc="records", unit="req", leave=False) as bar:
+    with tqdm(total=records, desc="records", unit="req", leave=False, mininterval=2) as bar:
         for start in range(0, records, BATCH):
             batch = [
                 request(f"{start + number:032x}", traffic.context())

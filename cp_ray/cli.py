@@ -247,6 +247,7 @@ def _bench_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--length-scale", type=float, default=1.0, help="factor on block tokens")
     parser.add_argument("--abort-share", type=float, default=0.0, help="0 to 1")
     parser.add_argument("--model", default="tiny")
+    parser.add_argument("--at-least", type=float, default=0.0, help="predicted, or fail: 0 to 1")
     parser.add_argument("--json", action="store_true")
 
     def run(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from difflib import get_close_matches
 from hashlib import sha256
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -123,6 +123,12 @@ class AppConfig(BaseModel):
     guardrail_alpha: float = Field(
         default=0.01, gt=0, lt=1, description="chance of switching reordering off wrongly"
     )
+    index_records: int = Field(
+        default=100_000,
+        ge=1,
+        le=10_000_000,
+        description="requests the index remembers, about 1.5 KB each; beyond it the oldest goes",
+    )
     index: str | None = Field(default=None, description="offline index file to start warm from")
     alpha: float = Field(default=0.001, ge=0, le=0.01, description="Eq. 1's weight of positions")
     keep_top: int = Field(
@@ -137,7 +143,8 @@ class AppConfig(BaseModel):
     gpus_per_replica: float = Field(default=0.0, ge=0)
     tensor_parallel_size: int = Field(default=1, ge=1)
     across_hosts: bool = Field(
-        default=False, description="tensor parallel ranks of one replica may lie on several hosts"
+        default=False,
+        description="tensor parallel ranks of one replica may lie on several hosts (engine=vllm)",
     )
     max_ongoing_requests: int = Field(default=32, ge=1, description="per replica")
     max_queued_requests: int = Field(default=1000, ge=1, description="per ingress; then 503")
@@ -210,6 +217,17 @@ class AppConfig(BaseModel):
             known = ", ".join(cls.model_fields)
             raise ConfigError(f"unknown setting {key!r}: {hint} Settings: {known}", param=str(key))
         return values
+
+    @model_validator(mode="after")
+    def _one_host(self) -> Self:
+        """SGLang's ranks are processes of its replica, and so are on its host."""
+        if self.engine == "sglang" and self.across_hosts:
+            raise ConfigError(
+                "across_hosts=true is not possible with engine=sglang, whose ranks are processes "
+                "of one replica: leave across_hosts out and set replicas=, or use engine=vllm",
+                param="across_hosts",
+            )
+        return self
 
     def to_json(self) -> str:
         """Every setting, secrets in the clear, for our own processes: `model_validate_json`."""

@@ -67,9 +67,9 @@ def _refuse_early(args: AppConfig) -> None:
     """Say here, in one line, what would else end in the log of a replica."""
     Authenticator(args)
     if args.engine == "vllm":
-        vllm_args.check_engine_kwargs(args.engine_kwargs)
+        vllm_args.REFUSED.check(args.engine_kwargs)
     elif args.engine == "sglang":
-        sglang_args.check_engine_kwargs(args.engine_kwargs)
+        sglang_args.REFUSED.check(args.engine_kwargs)
     refuse_early(args, only_host=ray.is_initialized() and len(ray.nodes()) == 1)
 
 

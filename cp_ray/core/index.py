@@ -78,7 +78,7 @@ class ContextIndex:
         self.losses = LossLedger(min(MEMORY, 2 * max_records))
         self._joint = search == "exact"
         self.max_records = max_records
-        self.memory = Memory(RememberedOrders(REMEMBERED))
+        self.memory = Memory(RememberedOrders(min(REMEMBERED, max_records)))
         self.reuse = Reuse(
             self.memory,
             self.replicas,

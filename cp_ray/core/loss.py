@@ -174,8 +174,7 @@ class LossLedger:
         sums.requests += 1
         sums.prompt_tokens += total
         sums.cached_tokens += min(settled.cached_tokens, total)
-        believed = found.held.by(found.holder)
-        sums.beyond_belief += max(0, settled.cached_tokens - believed)
+        sums.beyond_belief += max(0, settled.cached_tokens - found.held.by(found.holder))
         self._last[settled.request_id] = array("I", losses.values()).tobytes()
         _bound(self._last, min(LAST, self._memory))
         return losses
@@ -280,8 +279,7 @@ def _who_held(
     before = (0, 0)
     earlier = index.records.get(request.predecessor) if request.predecessor else None
     if earlier is not None and earlier.replica in replicas.live:
-        tokens = min(earlier.tokens_left, request.head_tokens)
-        before = tokens, 1 << replicas.bit(earlier.replica)
+        before = min(earlier.tokens_left, request.head_tokens), 1 << replicas.bit(earlier.replica)
     runs = []
     at: ContextNode | None = node
     while at is not None:

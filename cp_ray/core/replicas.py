@@ -11,7 +11,7 @@ heard while resyncing apply at once; nothing is buffered, nothing can overflow
 
 | replica   | message                              | verdict   | next                           |
 |-----------|--------------------------------------|-----------|--------------------------------|
-| absent    | any                                  | UNKNOWN   | absent                         |
+| absent    | any (e, s)                           | UNKNOWN   | absent, to join as (e, s + 1)  |
 | live      | report (e, n)                        | APPLY     | live (e, n + 1)                |
 | live      | report (e, s > n)                    | GAP       | resyncing (e, s + 1, s - 1)    |
 | live      | report (e, s < n)                    | STALE     | same                           |
@@ -28,6 +28,9 @@ heard while resyncing apply at once; nothing is buffered, nothing can overflow
 | resyncing | no dump for RESYNC_S                 | forget    | live (e, n)                    |
 
 APPLY, GAP: apply its evictions. NEW_EPOCH: forget all, then apply. DUMP: keep only what it lists.
+
+A replica's first messages come before Serve names it live. What they tell concerns no request
+planned here; their numbers do: the next one is neither a gap nor a new epoch.
 """
 
 from __future__ import annotations
@@ -43,6 +46,8 @@ from cp_ray.errors import InvariantError
 RESYNC_S = 10.0
 """A replica that has not sent its dump this long after it was asked is forgotten."""
 ASK_AGAIN_S = 2.0
+MOST_ABSENT = 1024
+"""Absent replicas whose position is remembered; the one heard of first is forgotten first."""
 
 
 class Verdict(Enum):
@@ -88,6 +93,7 @@ class ReplicaTable:
         self._replica: dict[int, ReplicaId] = {}
         self._resyncing: set[ReplicaId] = set()
         self._shunned: frozenset[ReplicaId] = frozenset()
+        self._absent: dict[ReplicaId, tuple[int, int]] = {}
 
     @property
     def live(self) -> Mapping[ReplicaId, ReplicaInfo]:
@@ -136,7 +142,7 @@ class ReplicaTable:
         for replica, info in wanted.items():
             if replica not in self._infos:
                 bit = next(bit for bit in range(1, len(self._bit) + 2) if bit not in self._replica)
-                self._expected[replica] = Expected()
+                self._expected[replica] = Expected(*self._absent.pop(replica, (0, 0)))
                 self._bit[replica] = bit
                 self._replica[bit] = replica
             self._infos[replica] = info
@@ -153,6 +159,7 @@ class ReplicaTable:
         """Judge a message by the table above and advance."""
         expected = self._expected.get(message.replica)
         if expected is None:
+            self._heard_absent(message)
             return Verdict.UNKNOWN
         verdict = (_judge_dump if isinstance(message, Dump) else _judge_report)(expected, message)
         seq = message.seq + 1
@@ -205,6 +212,13 @@ class ReplicaTable:
         owing = {name for name, expected in self._expected.items() if expected.needs is not None}
         if owing != self._resyncing:
             raise InvariantError("replica table: those that owe a dump are not those resyncing")
+
+    def _heard_absent(self, message: EvictionReport | Dump) -> None:
+        position = (message.epoch, message.seq + 1)
+        known = self._absent.get(message.replica, position)
+        self._absent[message.replica] = max(known, position)
+        if len(self._absent) > MOST_ABSENT:
+            del self._absent[next(iter(self._absent))]
 
     def _set(self, replica: ReplicaId, expected: Expected) -> None:
         self._expected[replica] = expected

@@ -70,16 +70,19 @@ def greedy_search(
 ) -> list[Candidate]:
     """Algorithm 1 with the repairs of docs/decisions/0001; candidates along its path.
 
-    Only a child whose next block lies in the context can be descended into: a shared block that
-    does not lead the cached sequence is no prefix. Eq. 1 chooses among such children; on a tie
-    the child whose whole content lies in the context, then the lowest slot.
+    The paper's index has no node that nobody holds: orders remembered without a holder are passed
+    over. Only a child whose next block lies in the context can be descended into: a shared block
+    that does not lead the cached sequence is no prefix. Eq. 1 chooses among such children; on a
+    tie the child whose whole content lies in the context, then the lowest slot.
     """
     members = set(context)
     found: list[Candidate] = []
     node, gained = root, 0
     path: Context = ()
     while True:
-        overlapping = [child for first, child in node.children.items() if first in members]
+        overlapping = [
+            child for first, child in node.children.items() if first in members and child.holders
+        ]
         if not overlapping:
             return found
 

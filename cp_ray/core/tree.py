@@ -80,6 +80,9 @@ class ContextTree:
                 self._remembered.grown(node)
                 return child
             edge = child.edge
+            if context[depth : child.depth] == edge:  # most are; the interpreter compares faster
+                node, depth = child, child.depth
+                continue
             along = 1
             limit = min(len(edge), whole - depth)
             while along < limit and edge[along] == context[depth + along]:

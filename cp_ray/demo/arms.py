@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 import msgspec
 import psutil
+from pydantic import SecretStr
 from tqdm import tqdm
 
 from cp_ray.config import AppConfig
@@ -116,7 +117,13 @@ def settings(config: AppConfig) -> list[str]:
 
 
 def _typed(value: Any) -> str:
-    return msgspec.json.encode(value).decode() if isinstance(value, dict) else str(value)
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, tuple):
+        return ",".join(value)
+    if isinstance(value, dict):
+        return msgspec.json.encode(value, enc_hook=_typed).decode()
+    return str(value)
 
 
 def _wait(name: str, app: Running) -> None:

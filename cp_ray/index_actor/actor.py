@@ -38,8 +38,8 @@ from cp_ray.store import wire
 from cp_ray.store.client import Store
 from cp_ray.store.embedded_actor import redis_url
 
-CLOCK_SKEW_S = 1.0
-"""Hosts' clocks differ: only a plan that is later than this is surely wanted by nobody."""
+GRACE_S = 1.0
+"""A client knows our clock as well as its probe was quick: only what is later than this is late."""
 HEARING_S = 1.0
 ENGINE = "Engine"
 """Name of the engine deployment."""
@@ -61,9 +61,9 @@ class IndexActor:
         self._late = 0
         self._called = self._began = time.monotonic()
         self._has_live = asyncio.Event()
-        self._journal = IndexJournal(self._index, self._connect, self._known_live)
         self._hearing = Hearing(self._index)
         self._reader = ReportReader(self._connect, self._apply, self._dump_requests)
+        self._journal = IndexJournal(self._index, self._connect, self._known_live, self._reader.ask)
         self._live_set = LiveSet(app, ENGINE, self._set_live)
         record = self._config.record
         recording = Recording(Path(record)) if record is not None else None
@@ -82,9 +82,9 @@ class IndexActor:
     async def plan(self, payload: bytes, deadline_s: float) -> bytes:
         """Wire-encoded list[PlanRequest] -> list[Step]; nothing when nobody waits any more.
 
-        deadline_s: when the caller stops waiting, seconds since 1970.
+        deadline_s: when the caller stops waiting, on the clock that `ready` told it.
         """
-        if time.time() > deadline_s + CLOCK_SKEW_S:
+        if time.monotonic() > deadline_s + GRACE_S:
             self._late += 1
             return b""
         requests = wire.decode(payload, list[PlanRequest])
@@ -115,9 +115,13 @@ class IndexActor:
         """Tenant and JSON of one of the last requests."""
         return self._observer.explain(request_id)
 
-    async def ready(self) -> None:
-        """Answer, so that a client knows the actor does, and the actor that it has a client."""
+    async def ready(self) -> float:
+        """This process' clock, seconds of any origin, which no operator can set.
+
+        It tells a client that the actor answers, and the actor that it has a client.
+        """
         self._called = time.monotonic()
+        return self._called
 
     async def counters(self) -> dict[str, int]:
         """Counts since the start of the actor."""
@@ -189,14 +193,15 @@ class IndexActor:
 
 def new_index(config: AppConfig) -> ContextIndex:
     """Empty index, or the one in the file `config.index`. Raises ConfigError."""
+    offline = None
+    if config.index is not None:
+        try:
+            offline = OfflineOrders.load(Path(config.index).read_bytes())
+        except OSError as error:
+            raise ConfigError(f"index file cannot be read: {error}", param="index") from error
     limits = Limits(config.keep_top, config.max_displacement)
-    if config.index is None:
-        return ContextIndex(alpha=config.alpha, limits=limits)
-    try:
-        offline = OfflineOrders.load(Path(config.index).read_bytes())
-    except OSError as error:
-        raise ConfigError(f"index file cannot be read: {error}", param="index") from error
-    return ContextIndex(alpha=config.alpha, offline=offline, limits=limits)
+    records = config.index_records
+    return ContextIndex(config.alpha, max_records=records, offline=offline, limits=limits)
 
 
 def obtain_index(app: str, config: AppConfig) -> Any:

@@ -40,6 +40,7 @@ class IndexClient:
         self._config = config
         self._deadline_s = config.plan_deadline_ms / 1000
         self._actor: Any = None
+        self._ahead_s = 0.0
         self._up = False
         self._buffer: deque[Feedback] = deque(maxlen=MAX_BUFFER)
         self._heard = asyncio.Event()
@@ -78,7 +79,8 @@ class IndexClient:
         if not self._up:
             self._counters["passed_through"] += len(requests)
             return None
-        call = self._spawn(self._plan(list(requests), time.time() + self._deadline_s))
+        deadline_s = time.monotonic() + self._ahead_s + self._deadline_s
+        call = self._spawn(self._plan(list(requests), deadline_s))
         try:
             done, _ = await asyncio.wait({call}, timeout=self._deadline_s)
         except asyncio.CancelledError:
@@ -148,7 +150,9 @@ class IndexClient:
                 if self._fault.is_set():
                     # The same handle survives a restart; a name that is gone is made anew.
                     self._actor = await asyncio.to_thread(obtain_index, self._app, self._config)
-                await asyncio.wait_for(self._actor.ready.remote(), PROBE_TIMEOUT_S)
+                asked_s = time.monotonic()
+                its_s: float = await asyncio.wait_for(self._actor.ready.remote(), PROBE_TIMEOUT_S)
+                self._ahead_s = its_s - asked_s  # by the answer's way too much: never too early
             except Exception as error:  # noqa: BLE001 - whatever it is, the next probe may do better
                 self._break(repr(error))
                 await asyncio.sleep(pause_s)

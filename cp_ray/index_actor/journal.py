@@ -18,7 +18,7 @@ from typing import TypeVar
 from ray.exceptions import RayError
 
 from cp_ray.core.index import ContextIndex
-from cp_ray.core.kept import Batch, kept, pack, recall
+from cp_ray.core.kept import Batch, Packer, Recaller, kept
 from cp_ray.core.types import RequestId
 from cp_ray.errors import CpRayError, WireError
 from cp_ray.store import wire
@@ -45,7 +45,8 @@ T = TypeVar("T")
 class IndexJournal:
     """One for each index actor. `run` first recovers, then writes for ever.
 
-    connect: opens the store. live: returns once the index knows its replicas. recovering: records
+    connect: opens the store. live: returns once the index knows its replicas. recovered: called
+    when all records are back, and only the replicas' dumps are missing. recovering: records
     are coming back, so that a dump would come too early. seconds, cpu_s: how long that took, and
     what this process computed meanwhile.
     """
@@ -55,10 +56,13 @@ class IndexJournal:
         index: ContextIndex,
         connect: Callable[[], Awaitable[Store]],
         live: Callable[[], Awaitable[None]],
+        recovered: Callable[[], Awaitable[None]],
     ) -> None:
         self._index = index
         self._connect = connect
         self._live = live
+        self._recovered = recovered
+        self._packer = Packer()
         self._waiting: list[RequestId] = []
         self._work = asyncio.Event()
         self._written = 0
@@ -94,6 +98,7 @@ class IndexJournal:
             except (CpRayError, RayError) as error:  # RayError: the embedded server's actor
                 self._counters["journal_faults"] += 1
                 self._snapshot_at = time.monotonic()  # what was on its way may be lost
+                self._packer = Packer()  # and with it names that later messages would rely on
                 _log.warning("The index's journal cannot be kept for now: %s", error)
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
@@ -102,6 +107,7 @@ class IndexJournal:
         """All of it again when it fails half-way: what is known already is left out."""
         began, cpu_began_s = time.monotonic(), time.process_time()
         journal = await store.journal()
+        recaller = Recaller(self._index)
         gc.disable()  # millions of new objects that stay: each pass over them finds nothing
         try:
             async for message in journal.load():
@@ -110,14 +116,14 @@ class IndexJournal:
                     await self._wait_for_live()
                 try:
                     batch = wire.decode(message, Batch)
+                    self._counters["recalled"] += recaller.recall(batch)
                 except WireError:
                     self._counters["journal_unreadable"] += 1
-                    continue
-                self._counters["recalled"] += recall(self._index, batch)
                 await asyncio.sleep(0)
         finally:
             self.recovering = False
             gc.enable()
+        await self._recovered()
         self.seconds = time.monotonic() - began
         self.cpu_s = time.process_time() - cpu_began_s
         settled = SETTLE_S if self._counters["recalled"] else 0.0
@@ -151,7 +157,7 @@ class IndexJournal:
         self._work.clear()
         waiting, self._waiting = self._waiting, []
         for start in range(0, len(waiting), SLICE):
-            message = self._message(waiting[start : start + SLICE])
+            message = self._message(self._packer, waiting[start : start + SLICE])
             if message is not None:
                 await journal.append(message)
         self._written += len(waiting)
@@ -161,17 +167,18 @@ class IndexJournal:
         self._counters["journaled"] += len(self._waiting)
         self._waiting.clear()  # the snapshot has them
         self._snapshot_at, self._written = None, 0
+        self._packer = Packer()  # the journal is read from here on
         await journal.snapshot(self._all())
         self._counters["snapshots"] += 1
 
     async def _all(self) -> AsyncIterator[bytes]:
-        requests = list(self._index.memory.records)
+        requests, packer = list(self._index.memory.records), Packer()
         for start in range(0, len(requests), SLICE):
-            message = self._message(requests[start : start + SLICE])
+            message = self._message(packer, requests[start : start + SLICE])
             if message is not None:
                 yield message
             await asyncio.sleep(0)
 
-    def _message(self, requests: list[RequestId]) -> bytes | None:
+    def _message(self, packer: Packer, requests: list[RequestId]) -> bytes | None:
         entries = [entry for entry in (kept(self._index, r) for r in requests) if entry is not None]
-        return wire.encode(pack(entries)) if entries else None
+        return wire.encode(packer.pack(entries)) if entries else None

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 
 from ray.exceptions import RayError
 
@@ -37,6 +38,7 @@ class ReportReader:
         self._apply = apply
         self._dump_requests = dump_requests
         self._after: str | None = None
+        self._store: Store | None = None
         self._counters: Counter[str] = Counter()
         self.connected = False
         self.lag_s = 0.0
@@ -45,6 +47,12 @@ class ReportReader:
         """reports_read, reports_undecodable, dumps_asked, redis_faults since the start."""
         names = ("reports_read", "reports_undecodable", "dumps_asked", "redis_faults")
         return {name: self._counters[name] for name in names}
+
+    async def ask(self) -> None:
+        """Ask now for the dumps that are due; where that fails, `run` asks a second later."""
+        if self._store is not None:
+            with suppress(CpRayError):
+                await self._ask(self._store)
 
     async def run(self) -> None:
         """Read for ever."""
@@ -55,12 +63,14 @@ class ReportReader:
                 try:
                     self._after = self._after or await store.reports_tail()
                     self.connected = True
+                    self._store = store
                     backoff_s = 0.1
                     while True:
                         await self._read(store, self._after)
                         await self._ask(store)
                 finally:
                     self.connected = False
+                    self._store = None
                     await store.close()
             except (CpRayError, RayError) as error:  # RayError: the embedded server's actor
                 self._counters["redis_faults"] += 1

@@ -8,9 +8,10 @@ whose silent loss would give a wrong answer are refused (`REFUSED`); unknown nam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
 from cp_ray.workers.engine import Sampling
@@ -31,43 +32,59 @@ HARMLESS = frozenset(
 )
 
 
-def _one(value: Any) -> bool:
-    return value == 1 and not isinstance(value, bool)
+class Harmless(msgspec.Struct, frozen=True):
+    """Values that ask for nothing that is missing, and what to do about any other.
+
+    schema: JSON Schema of those values. Null counts as absent for every field.
+    """
+
+    schema: dict[str, Any]
+    fix: str
+
+    def allows(self, value: Any) -> bool:
+        """Whether the value is one of them."""
+        if "enum" in self.schema:
+            return any(_same(value, known) for known in self.schema["enum"])
+        return isinstance(value, dict) and value.get("type") == "text"
 
 
-def _absent(value: Any) -> bool:
-    return value in (None, False, [], {})
+def _same(value: Any, known: Any) -> bool:
+    """As JSON has it: 1 is 1.0, but no boolean."""
+    return value == known and isinstance(value, bool) == isinstance(known, bool)
 
 
-def _text_format(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") == "text"
-
-
-REFUSED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "n": (_one, "only n=1 is built: send the request n times"),
-    "best_of": (_one, "only best_of=1 is built: leave it out"),
-    "logprobs": (lambda value: value is False, "log probabilities are not built: leave it out"),
-    "top_logprobs": (lambda _: False, "log probabilities are not built: leave it out"),
-    "logit_bias": (_absent, "logit_bias is not built: leave it out"),
-    "echo": (_absent, "echo is not built: leave it out and prepend the prompt yourself"),
-    "suffix": (_absent, "insertion is not built: leave it out"),
-    "response_format": (
-        _text_format,
+_ONE = {"enum": [1]}
+_ABSENT: dict[str, Any] = {"enum": [False, [], {}]}
+_TEXT_FORMAT = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {"type": {"const": "text"}},
+}
+REFUSED: Mapping[str, Harmless] = {
+    "n": Harmless(_ONE, "only n=1 is built: send the request n times"),
+    "best_of": Harmless(_ONE, "only best_of=1 is built: leave it out"),
+    "logprobs": Harmless({"enum": [False]}, "log probabilities are not built: leave it out"),
+    "top_logprobs": Harmless({"enum": []}, "log probabilities are not built: leave it out"),
+    "logit_bias": Harmless(_ABSENT, "logit_bias is not built: leave it out"),
+    "echo": Harmless(_ABSENT, "echo is not built: leave it out and prepend the prompt yourself"),
+    "suffix": Harmless(_ABSENT, "insertion is not built: leave it out"),
+    "response_format": Harmless(
+        _TEXT_FORMAT,
         'only {"type": "text"} is built: leave it out and ask for the format in the prompt',
     ),
-    "tool_choice": (
-        lambda value: value in ("auto", "none"),
+    "tool_choice": Harmless(
+        {"enum": ["auto", "none"]},
         'only "auto" and "none" are built: leave it out, or send "auto"',
     ),
-    "modalities": (lambda value: value == ["text"], 'only ["text"] is built: leave it out'),
-    "audio": (_absent, "audio is not built: leave it out"),
-    "functions": (_absent, "deprecated by OpenAI: send `tools`"),
-    "function_call": (_absent, "deprecated by OpenAI: send `tool_choice`"),
-    "web_search_options": (_absent, "web search is not built: leave it out"),
-    "reasoning_effort": (_absent, "reasoning_effort is not built: leave it out"),
-    "verbosity": (_absent, "verbosity is not built: leave it out"),
+    "modalities": Harmless({"enum": [["text"]]}, 'only ["text"] is built: leave it out'),
+    "audio": Harmless(_ABSENT, "audio is not built: leave it out"),
+    "functions": Harmless(_ABSENT, "deprecated by OpenAI: send `tools`"),
+    "function_call": Harmless(_ABSENT, "deprecated by OpenAI: send `tool_choice`"),
+    "web_search_options": Harmless(_ABSENT, "web search is not built: leave it out"),
+    "reasoning_effort": Harmless(_ABSENT, "reasoning_effort is not built: leave it out"),
+    "verbosity": Harmless(_ABSENT, "verbosity is not built: leave it out"),
 }
-"""Field -> (whether a value asks for nothing that is missing, what to do about any other)."""
+"""Fields whose silent loss would give a wrong answer."""
 
 
 class _Body(BaseModel):
@@ -144,7 +161,16 @@ def _stops(value: Any) -> Any:
 
 
 Stop = Annotated[str, Field(min_length=1)]
-Tokens = Annotated[int, Field(ge=1, strict=True)]
+
+
+def _whole(value: Any) -> Any:
+    """To JSON 5.0 is an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+# Strict: what is no number in JSON is none here, either; the published schema says the same.
+Integer = Annotated[int, Field(strict=True), BeforeValidator(_whole)]
+Tokens = Annotated[Integer, Field(ge=1)]
 
 
 def _default(value: float) -> BeforeValidator:
@@ -162,13 +188,13 @@ class Generation(_Body):
     stream: Annotated[StrictBool, _default(False)] = False
     stream_options: StreamOptions | None = None
     max_tokens: Tokens | None = None
-    temperature: Annotated[float, Field(ge=0, le=2), _default(1.0)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1), _default(1.0)] = 1.0
-    top_k: Annotated[int, Field(ge=0), _default(0)] = 0
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2, strict=True), _default(1.0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1, strict=True), _default(1.0)] = 1.0
+    top_k: Annotated[Integer, Field(ge=0), _default(0)] = 0
+    seed: Annotated[Integer, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: Annotated[tuple[Stop, ...], Field(max_length=4), BeforeValidator(_stops)] = ()
-    presence_penalty: Annotated[float, Field(ge=-2, le=2), _default(0.0)] = 0.0
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2), _default(0.0)] = 0.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2, strict=True), _default(0.0)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2, strict=True), _default(0.0)] = 0.0
     ignore_eos: StrictBool = False
 
     @property
@@ -227,7 +253,7 @@ def _single(value: Any) -> Any:
 class CompletionRequest(Generation):
     """POST /v1/completions. Blocks go before the prompt."""
 
-    prompt: Annotated[str, BeforeValidator(_single)]
+    prompt: Annotated[str, Field(min_length=1), BeforeValidator(_single)]
 
     @property
     def output_limit(self) -> int | None:
@@ -241,7 +267,7 @@ class Score(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: Annotated[str, Field(min_length=1, max_length=128)]
-    score: Annotated[float, Field(ge=0, le=1)]
+    score: Annotated[float, Field(ge=0, le=1, strict=True)]
 
     @property
     def request_id(self) -> str:

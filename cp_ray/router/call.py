@@ -69,6 +69,8 @@ class Call:
             await self.begin()
         async for delivery in self._all():
             for chunk in delivery.chunks:
+                if self._last is not None and self._last.finish_reason is not None:
+                    continue  # the answer is whole; what an engine says behind it is no part of it
                 self._last = chunk
                 if chunk.finish_reason is not None:
                     await self._succeeded(chunk)

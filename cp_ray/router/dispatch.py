@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import (
@@ -12,10 +13,11 @@ from ray.serve.exceptions import (
     DeploymentUnavailableError,
     ReplicaUnavailableError,
 )
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from cp_ray.core.types import Step
 from cp_ray.errors import CpRayError, EngineError, EngineUnavailable, Overloaded
+from cp_ray.router.liveness import Liveness
 from cp_ray.router.request_router import CallPlan
 from cp_ray.store import wire
 from cp_ray.workers.engine import Delivery, EngineRequest
@@ -24,27 +26,39 @@ TRIES = 3
 """A request whose replica dies before it answers is sent again: generation has no side effect."""
 REPLICA_LOST = "replica_lost"
 """Code of the EngineError for an answer that was cut."""
-_GONE = (RayError, ReplicaUnavailableError)
+
+
+class _Stopped(Exception):
+    """The replica that has the request does not answer to anything."""
+
+
+_GONE = (RayError, ReplicaUnavailableError, _Stopped)
 """Of Ray's errors all but RayTaskError, which carries what the replica raised."""
 
 
 class Dispatcher:
-    """Sends requests through one Serve handle of the engine deployment."""
+    """Sends requests through one Serve handle of the engine deployment.
 
-    def __init__(self, handle: DeploymentHandle) -> None:
+    liveness: whom to ask whether a replica that keeps silent still runs.
+    """
+
+    def __init__(self, handle: DeploymentHandle, liveness: Liveness | None = None) -> None:
         self._handle = handle.options(stream=True)
+        self._liveness = liveness or Liveness(handle)
 
     async def stream(
         self, step: Step | None, request: EngineRequest
     ) -> AsyncGenerator[Delivery, None]:
         """Deliveries of one request, in order; the first comes with the first token.
 
-        step: where to; None balances by load. Closing the iterator aborts the request in the
-        engine. Raises the engine's own CpRayError, Overloaded when the queue is full,
-        EngineUnavailable when no replica could take it, EngineError when one failed on it.
+        step: where to; None balances by load. A replica that died, or stopped, before its first
+        token costs another try elsewhere; behind the first token it is an EngineError. Closing the
+        iterator aborts the request in the engine. Raises the engine's own CpRayError, Overloaded
+        when the queue is full, EngineUnavailable when no replica could take it, EngineError when
+        one failed on it.
         """
         payload = wire.encode(request)
-        plan = _call_plan(step)
+        plan = _call_plan(step, self._liveness.stopped)
         for attempt in range(TRIES):
             started = False
             try:
@@ -71,12 +85,14 @@ class Dispatcher:
         response = self._handle.generate.remote(payload, cp_plan=plan)
         finished = False
         try:
-            async for data in response:
+            while (data := await self._next(response, plan)) is not None:
                 yield wire.decode(data, Delivery)
             finished = True
         except RayTaskError as error:
             finished = True
             raise _cause(error) from error
+        except _Stopped:
+            raise
         except _GONE:
             finished = True  # there is nothing left to cancel
             raise
@@ -92,6 +108,30 @@ class Dispatcher:
             if not finished:
                 response.cancel()
 
+    async def _next(
+        self, response: DeploymentResponseGenerator[Any], plan: CallPlan
+    ) -> bytes | None:
+        """The next message, None behind the last; raises _Stopped."""
+        coming = asyncio.ensure_future(_anext(response))
+        try:
+            while True:
+                done, _ = await asyncio.wait({coming}, timeout=self._liveness.ask_after_s)
+                if done:
+                    return coming.result()
+                sent_to = plan.get("sent_to")  # unset while it waits for a replica with room
+                if sent_to is not None and await self._liveness.is_stopped(sent_to):
+                    raise _Stopped
+        finally:
+            coming.cancel()
+
+
+async def _anext(response: DeploymentResponseGenerator[Any]) -> bytes | None:
+    try:
+        data: bytes = await anext(response)
+    except StopAsyncIteration:
+        return None
+    return data
+
 
 def _cause(error: RayTaskError) -> Exception:
     """What the replica raised, without Ray's wrapping."""
@@ -101,14 +141,15 @@ def _cause(error: RayTaskError) -> Exception:
     return EngineError(f"the engine replica failed: {type(cause).__name__}: {cause}")
 
 
-def _call_plan(step: Step | None) -> CallPlan:
+def _call_plan(step: Step | None, stopped: frozenset[str]) -> CallPlan:
+    avoid = sorted(stopped)
     if step is None:
-        return CallPlan()
-    return CallPlan(replica=step.replica, branch=step.branch)
+        return CallPlan(avoid=avoid)
+    return CallPlan(replica=step.replica, branch=step.branch, avoid=avoid)
 
 
 def _without_replica(plan: CallPlan) -> CallPlan:
     """Keep the branch: its requests meet again on one other replica."""
-    lost = plan.get("replica")
-    avoid = [*plan.get("avoid", []), *([lost] if lost else [])]
+    lost = [name for name in (plan.get("replica"), plan.get("sent_to")) if name is not None]
+    avoid = [*plan.get("avoid", []), *lost]
     return CallPlan(replica=None, branch=plan.get("branch", ""), avoid=avoid)

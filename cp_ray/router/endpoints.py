@@ -12,6 +12,7 @@ import anyio
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from cp_ray.errors import CpRayError, EngineError, InvalidRequest, InvariantError, to_http
@@ -20,6 +21,7 @@ from cp_ray.router.call import Call
 from cp_ray.router.context_plan import context_plan
 from cp_ray.router.dispatch import REPLICA_LOST
 from cp_ray.router.limits import parse, parse_score, read_json, too_large
+from cp_ray.router.openapi import openapi
 from cp_ray.router.responses import DONE, Format, Json, error_event, event
 from cp_ray.router.service import Service, known_error
 
@@ -87,6 +89,13 @@ def build_api(service: Service, lifespan: Lifespan | None = None) -> FastAPI:
 
         return await _answer(request, work)
 
+    @api.get("/openapi.json")
+    async def document(request: Request) -> Response:
+        fleet = any(route.path == "/fleet" for route in api.routes if isinstance(route, Route))
+        prefix: str = request.scope.get("root_path", "")
+        servers = [{"url": prefix or "/"}]
+        return JSONResponse({"servers": servers, **openapi(service.config, fleet=fleet)})
+
     @api.get("/healthz")
     async def healthz() -> Response:
         return JSONResponse({"status": "ok"})
@@ -102,7 +111,9 @@ def build_api(service: Service, lifespan: Lifespan | None = None) -> FastAPI:
     @api.exception_handler(HTTPException)
     async def unknown_route(request: Request, error: HTTPException) -> Response:
         text = f"{request.method} {request.url.path}: {error.detail}"
-        return _failed(InvalidRequest(text, status=error.status_code), request)
+        response = _failed(InvalidRequest(text, status=error.status_code), request)
+        response.headers.update(error.headers or {})  # 405 names the methods that there are
+        return response
 
     return api
 

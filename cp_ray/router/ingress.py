@@ -17,6 +17,7 @@ from cp_ray.index_actor.teller import Teller
 from cp_ray.router.dispatch import Dispatcher
 from cp_ray.router.endpoints import build_api
 from cp_ray.router.fleet_page import Fleet
+from cp_ray.router.liveness import Liveness
 from cp_ray.router.service import Service
 from cp_ray.router.tokenizer import HuggingFaceTokenizer, PromptTokenizer, WordTokenizer
 from cp_ray.router.watch import Observer
@@ -52,7 +53,14 @@ class Router:
             config,
             tokenizer=tokenizer,
             planner=self._index,
-            dispatcher=Dispatcher(engine),
+            dispatcher=Dispatcher(
+                engine,
+                Liveness(
+                    engine,
+                    ask_after_s=config.health_check_period_s,
+                    answer_s=config.health_check_timeout_s,
+                ),
+            ),
             store=self._store,
             fetch_info=self._fetch_info,
             observer=Observer(app, teller.tell if config.reuse != "plain" else None),

@@ -69,15 +69,14 @@ def parse(kind: type[R], value: dict[str, Any], config: AppConfig) -> R:
     if isinstance(request, ChatRequest):
         _check_messages(request)
     _check_documents(request.documents, config)
-    if (request.output_limit or 0) > config.max_output_tokens:
-        named = next((n for n in ("max_completion_tokens", "max_tokens") if value.get(n)), None)
-        field = named or "max_tokens"
-        raise InvalidRequest(
-            f"{field}: {request.output_limit} is more than the {config.max_output_tokens} "
-            "that are allowed: ask for fewer, or raise max_output_tokens",
-            param=field,
-            status=422,
-        )
+    for field in ("max_completion_tokens", "max_tokens"):
+        if (value.get(field) or 0) > config.max_output_tokens:
+            raise InvalidRequest(
+                f"{field}: {value[field]} is more than the {config.max_output_tokens} "
+                "that are allowed: ask for fewer, or raise max_output_tokens",
+                param=field,
+                status=422,
+            )
     return request
 
 
@@ -98,9 +97,11 @@ def parse_score(value: dict[str, Any]) -> Score:
 def _check_fields(kind: type[Generation], value: dict[str, Any]) -> None:
     for name, item in value.items():
         if name in REFUSED:
-            harmless, fix = REFUSED[name]
-            if item is not None and not harmless(item):
-                raise InvalidRequest(f"{name}: {fix}", param=name, code="unsupported_parameter")
+            known = REFUSED[name]
+            if item is not None and not known.allows(item):
+                raise InvalidRequest(
+                    f"{name}: {known.fix}", param=name, code="unsupported_parameter"
+                )
         elif name not in kind.model_fields and name not in HARMLESS:
             near = difflib.get_close_matches(name, [*kind.model_fields, *REFUSED], n=1)
             hint = f"did you mean `{near[0]}`?" if near else "remove it"

@@ -27,12 +27,14 @@ class CallPlan(TypedDict, total=False):
     """What the router reads of a plan. JSON types only.
 
     replica: unique id of the planned replica, or None. branch: what falls back to one replica
-    together. avoid: unique ids not to use unless there is no other.
+    together. avoid: unique ids not to use unless there is no other. sent_to: filled in by the
+    router, the unique id of the replica that was chosen last.
     """
 
     replica: str | None
     branch: str
     avoid: list[str]
+    sent_to: str
 
 
 class PlannedReplicaRouter(RequestRouter):
@@ -106,6 +108,9 @@ class PlannedReplicaRouter(RequestRouter):
         for rank in await self.choose_replicas(self._replicas_list, pending_request):
             replica = await self._select_from_candidate_replicas(rank, attempt)
             if replica is not None:
+                if PLAN_KWARG in pending_request.kwargs:
+                    # The caller's own dictionary: it lives in this process and wants to know.
+                    pending_request.kwargs[PLAN_KWARG]["sent_to"] = _uid(replica)
                 return replica
         return None
 

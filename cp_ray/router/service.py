@@ -211,7 +211,7 @@ class Service:
 
     def _output_tokens(self, request: Request, prompt_tokens: int) -> int:
         if request.output_limit is not None:
-            return request.output_limit
+            return min(request.output_limit, self.config.max_output_tokens)
         limit = self._info.max_model_len if self._info is not None else self.config.max_model_len
         room = self.config.max_output_tokens if limit is None else limit - prompt_tokens
         return max(1, min(room, self.config.max_output_tokens))

@@ -77,6 +77,15 @@ class BlockTrie:
         """Whether no block is below."""
         return self._child[slot] == ROOT
 
+    def holds_below(self, slot: int) -> bool:
+        """Whether the engine has a block right below this one."""
+        below = self._child[slot]
+        while below != ROOT:
+            if self.copies[below]:
+                return True
+            below = self._next[below]
+        return False
+
     def is_free(self, slot: int) -> bool:
         """Whether no block is in this slot."""
         return self.depth[slot] == _FREE

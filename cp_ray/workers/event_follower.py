@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from cp_ray.errors import EngineError
 from cp_ray.workers.cache_view import CacheView
@@ -15,24 +16,28 @@ from cp_ray.workers.kv_events import EventStream
 from cp_ray.workers.residency import Residency
 
 
-class EventFollower:
-    """For one event loop: first `open`, then `follow`.
+class Endpoints(NamedTuple):
+    """Where one engine publishes its cache events, and where it replays them: ZMQ addresses."""
 
-    sockets: a private folder; the engine binds `events` and `replay` in it.
-    """
+    events: str
+    replay: str
+
+
+class EventFollower:
+    """For one event loop: first `open`, then `follow`. endpoints: for the engine to bind."""
 
     def __init__(self) -> None:
-        self.sockets: Path
+        self.endpoints: Endpoints
         self.view: CacheView
         self.events: EventStream
-        self._opened = False
+        self._folder: Path | None = None
         self._task: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Make the folder for the sockets."""
+        """Make a private folder for the sockets."""
         # Not under TMPDIR: the path of a socket has at most 107 bytes.
-        self.sockets = Path(tempfile.mkdtemp(prefix="cp_ray_", dir="/tmp"))
-        self._opened = True
+        self._folder = Path(tempfile.mkdtemp(prefix="cp_ray_", dir="/tmp"))
+        self.endpoints = Endpoints(f"ipc://{self._folder}/events", f"ipc://{self._folder}/replay")
 
     async def follow(
         self, residency: Residency, listener: CacheListener, drop: Callable[[], Awaitable[None]]
@@ -40,8 +45,7 @@ class EventFollower:
         """Follow an engine that has started. drop: see `CacheView`."""
         self.view = CacheView(residency, listener, drop)
         self.events = EventStream(
-            f"ipc://{self.sockets}/events",
-            f"ipc://{self.sockets}/replay",
+            *self.endpoints,
             lambda events: self.view.on_batch(events, self.events.made_at),
             self.view.on_hole,
         )
@@ -63,5 +67,5 @@ class EventFollower:
             await asyncio.gather(self._task, return_exceptions=True)
             self.events.close()
             self._task = None
-        if self._opened:
-            shutil.rmtree(self.sockets, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)

@@ -56,7 +56,8 @@ class Residency:
     """What one engine holds, and how much of each registered request is still usable.
 
     page_size: tokens of a block. capacity: blocks the engine has, None = not known. copies: whether
-    the engine may hold one block twice; where not, a block stored again was removed unheard.
+    the engine may hold one block twice. One that does not keeps a tree: a block stored again was
+    removed unheard, and so was one whose parent is removed, as a tree loses its leaves first.
     groups: the engine's groups of layers that are followed, None = all.
     max_requests: how many are followed; the least recently registered is forgotten first, and
     reported as lost.
@@ -74,7 +75,7 @@ class Residency:
         self.page_size = page_size
         self.doubts = 0
         """Events that prove that others were not heard: an unknown parent or name, more blocks than
-        the engine has, a second copy in an engine that keeps none."""
+        the engine has; in an engine without copies a second one, or a block without its parent."""
         self.other_sizes = 0
         """Runs in blocks of another size, left out."""
         self._capacity = capacity
@@ -108,6 +109,7 @@ class Residency:
         shrunk: dict[RequestId, int] = {}
         for slot in missing:
             if not self._trie.is_free(slot) and not self._trie.copies[slot]:
+                self.doubts += not self._may_copy and self._trie.holds_below(slot)
                 shrunk |= self._followed.lose(slot)
                 self._followed.prune(slot)
         shrunk |= self._followed.overtaken(made_at)

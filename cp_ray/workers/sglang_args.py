@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 from cp_ray.config import AppConfig
-from cp_ray.errors import ConfigError
+from cp_ray.workers.engine_kwargs import EVENTS_ARE_OURS, ONE_CACHE, ONE_STAGE, Refusals
+from cp_ray.workers.event_follower import Endpoints
 from cp_ray.workers.models import ResolvedModel
 
 CPU_CACHE_TOKENS = 32_768
@@ -16,63 +15,38 @@ CPU_CACHE_TOKENS = 32_768
 EVENTS_EVERY = 8
 """Decode steps between two reports of evictions while nothing is prefilled; SGLang's own is 40."""
 
-_ELSEWHERE = {
-    "model_path": "set model=",
-    "context_length": "set max_model_len=",
-    "tp_size": "set tensor_parallel_size=",
-    "tensor_parallel_size": "set tensor_parallel_size=",
-    "served_model_name": "set served_model_name=",
-    "max_running_requests": "set max_ongoing_requests=",
-    "max_total_tokens": "set cache_tokens=",
-    "page_size": "set page_size=",
-    "kv_events_config": "cp_ray reads the engine's cache events itself",
-    "incremental_streaming_output": "cp_ray reads the answer piece by piece",
-}
-_ONE_CACHE = "one cache for each replica is what the index follows; set replicas= instead"
-_ONLY = {
-    "disable_radix_cache": (False, "without the radix cache there is nothing to reuse"),
-    "dp_size": (1, _ONE_CACHE),
-    "data_parallel_size": (1, _ONE_CACHE),
-    "pp_size": (1, "stages on several hosts are not built"),
-    "nnodes": (1, "a replica stays on one host"),
-    "tokenizer_worker_num": (1, "one process sends a replica's requests"),
-    "speculative_algorithm": (None, "its cache is keyed by pairs of tokens"),
-    "enable_hierarchical_cache": (False, "hits from host memory are not followed"),
-    "disaggregation_mode": ("null", "prefill and decode apart are not built"),
-}
-
-
-def check_engine_kwargs(kwargs: dict[str, Any]) -> None:
-    """Raise ConfigError for an argument that has another home, or that breaks the contract."""
-    for name, value in kwargs.items():
-        if name in _ELSEWHERE:
-            raise ConfigError(
-                f"engine_kwargs.{name} is not taken: {_ELSEWHERE[name]}", param="engine_kwargs"
-            )
-        only, reason = _ONLY.get(name, (value, ""))
-        if value != only:
-            raise ConfigError(
-                f"engine_kwargs.{name}={value!r} is not possible (only {only!r}): {reason}",
-                param="engine_kwargs",
-            )
-
-
-def prepare_environment(local: bool, cpu: bool) -> None:
-    """Set what SGLang reads from the environment, before it is imported; the user's values stay.
-
-    local: the model needs no hub, so none is asked.
-    """
-    wanted = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} if local else {}
-    if cpu:
-        wanted["OMP_NUM_THREADS"] = "1"
-    for name, value in wanted.items():
-        os.environ.setdefault(name, value)
+REFUSED = Refusals(
+    elsewhere={
+        "model_path": "set model=",
+        "context_length": "set max_model_len=",
+        "tp_size": "set tensor_parallel_size=",
+        "tensor_parallel_size": "set tensor_parallel_size=",
+        "served_model_name": "set served_model_name=",
+        "max_running_requests": "set max_ongoing_requests=",
+        "max_total_tokens": "set cache_tokens=",
+        "page_size": "set page_size=",
+        "kv_events_config": EVENTS_ARE_OURS,
+        "incremental_streaming_output": "cp_ray reads the answer piece by piece",
+    },
+    only={
+        "disable_radix_cache": (False, "without the radix cache there is nothing to reuse"),
+        "dp_size": (1, ONE_CACHE),
+        "data_parallel_size": (1, ONE_CACHE),
+        "pp_size": (1, ONE_STAGE),
+        "nnodes": (1, "a replica stays on one host"),
+        "tokenizer_worker_num": (1, "one process sends a replica's requests"),
+        "speculative_algorithm": (None, "its cache is keyed by pairs of tokens"),
+        "enable_hierarchical_cache": (False, "hits from host memory are not followed"),
+        "disaggregation_mode": ("null", "prefill and decode apart are not built"),
+    },
+)
+CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
 def engine_args(
-    config: AppConfig, model: ResolvedModel, sockets: Path, cpu: bool
+    config: AppConfig, model: ResolvedModel, endpoints: Endpoints, cpu: bool
 ) -> dict[str, Any]:
-    """Arguments of `sglang.Engine` for one replica. sockets: a private folder for the events.
+    """Arguments of `sglang.Engine` for one replica, which publishes its events at `endpoints`.
 
     cpu: there is no GPU. SGLang does not support that without its own CPU kernels: plain torch,
     for tests (docs/engines.md).
@@ -91,8 +65,8 @@ def engine_args(
         "kv_events_config": json.dumps(
             {
                 "publisher": "zmq",
-                "endpoint": f"ipc://{sockets}/events",
-                "replay_endpoint": f"ipc://{sockets}/replay",
+                "endpoint": endpoints.events,
+                "replay_endpoint": endpoints.replay,
                 "bind": True,
             }
         ),

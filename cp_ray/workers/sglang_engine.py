@@ -13,52 +13,24 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from cp_ray.config import AppConfig
 from cp_ray.core.types import RequestId
 from cp_ray.errors import ConfigError, EngineError, InvalidRequest
-from cp_ray.workers.cache_view import CacheView
-from cp_ray.workers.engine import CacheListener, Chunk, EngineInfo, EngineRequest, Sampling
-from cp_ray.workers.event_follower import EventFollower
-from cp_ray.workers.kv_events import EventStream
+from cp_ray.workers.engine import Chunk, EngineInfo, EngineRequest, Sampling
+from cp_ray.workers.engine_adapter import EngineAdapter
+from cp_ray.workers.engine_kwargs import prepare_environment
 from cp_ray.workers.models import resolve_model
 from cp_ray.workers.residency import Residency
-from cp_ray.workers.sglang_args import check_engine_kwargs, engine_args, prepare_environment
+from cp_ray.workers.sglang_args import CPU_ENVIRONMENT, REFUSED, engine_args
 
-log = logging.getLogger(__name__)
-
-START_S = 30.0
+START_S = 120.0
 """The longest wait for the facts of an engine that says it has started."""
 
 
-class SglangEngine:
-    """Engine over `sglang.Engine`, for one event loop."""
+class SglangEngine(EngineAdapter):
+    """Engine over `sglang.Engine`."""
 
-    def __init__(self, config: AppConfig) -> None:
-        self._config = config
-        self._llm: Any = None
-        self._info: EngineInfo
-        self._follower = EventFollower()
-        self._view: CacheView
-        self._events: EventStream
-        self._vocabulary = 0
-
-    async def start(self, listener: CacheListener) -> EngineInfo:
-        """Load the model (off the event loop) and follow its cache.
-
-        Raises ConfigError: no SGLang here, a setting it refuses, a model it cannot load.
-        """
-        self._follower.open()
-        try:
-            await asyncio.to_thread(self._load)
-            self._info = await self._facts()
-            blocks = self._info.capacity_tokens // self._info.page_size
-            residency = Residency(self._info.page_size, blocks, copies=False)
-            await self._follower.follow(residency, listener, self._drop_cache)
-            self._view, self._events = self._follower.view, self._follower.events
-        except BaseException:
-            await self.close()
-            raise
-        return self._info
+    NAME = "SGLang"
+    _vocabulary = 0
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Chunk, None]:
         """Stream the answer. `completion_tokens` counts from the start of the answer."""
@@ -98,40 +70,8 @@ class SglangEngine:
         except Exception as error:
             raise EngineError(f"SGLang failed: {type(error).__name__}: {error}") from error
 
-    def held_tokens(self, prompt: tuple[int, ...], salt: str | None = None) -> int:
-        """Leading prompt tokens the engine should find cached, by the events heard so far."""
-        residency = self._view.residency
-        return residency.held_tokens(residency.path(prompt, salt))
-
-    def held(self) -> dict[RequestId, int]:
-        """Leading prompt tokens still usable of every request followed."""
-        return self._view.residency.held()
-
-    async def reset_cache(self) -> None:
-        """Drop the prefix cache. Running requests start their prefill again.
-
-        The engine says so only with its next step, but the listener hears of it now.
-        """
-        await self._view.reset()
-
-    async def check_health(self) -> None:
-        """Raise EngineError when the engine died, or when nobody follows its cache any more."""
-        if self._llm is None:
-            raise EngineError("SGLang is not running")
-        alive = {process.pid for process in multiprocessing.active_children()}
-        if not alive.issuperset(self._llm.get_all_child_pids()):
-            raise EngineError("a process of SGLang's engine died")
-        self._follower.check()
-
-    async def close(self) -> None:
-        """Stop the engine and everything started for it."""
-        await self._follower.close()
-        llm, self._llm = self._llm, None
-        if llm is not None:
-            await asyncio.to_thread(llm.shutdown)
-
     def _load(self) -> None:
-        check_engine_kwargs(self._config.engine_kwargs)
+        REFUSED.check(self._config.engine_kwargs)
         if importlib.util.find_spec("sglang") is None:
             raise ConfigError(
                 "engine=sglang needs SGLang in this Python: pip install sglang, or name the "
@@ -142,10 +82,10 @@ class SglangEngine:
         import torch
 
         cpu = not torch.cuda.is_available()
-        prepare_environment(model.local, cpu)
+        prepare_environment(CPU_ENVIRONMENT if cpu else {}, local=model.local)
         import sglang
 
-        args = engine_args(self._config, model, self._follower.sockets, cpu)
+        args = engine_args(self._config, model, self._follower.endpoints, cpu)
         try:
             self._llm = sglang.Engine(**args)
         except TypeError as error:
@@ -155,6 +95,10 @@ class SglangEngine:
         except (ValueError, OSError, RuntimeError) as error:
             # What SGLang raises for a bad model, too little memory or a wrong argument.
             raise ConfigError(f"SGLang does not start: {error}", param="model") from error
+        ours = logging.getLogger("cp_ray")
+        if ours.level == logging.NOTSET:
+            # SGLang gives the root logger its own level, and our warnings would end there.
+            ours.setLevel(logging.WARNING)
 
     async def _facts(self) -> EngineInfo:
         manager = self._llm.tokenizer_manager
@@ -173,15 +117,11 @@ class SglangEngine:
             max_model_len=longest,
         )
 
+    async def _residency(self) -> Residency:
+        return Residency(self._info.page_size, self._pages, copies=False)
+
     def _check(self, prompt: tuple[int, ...]) -> None:
-        longest = self._info.max_model_len - 1
-        if len(prompt) > longest:
-            raise InvalidRequest(
-                f"the prompt has {len(prompt)} tokens, this model takes at most {longest}: "
-                "send fewer or shorter documents",
-                param="messages",
-                code="context_length_exceeded",
-            )
+        self._check_length(len(prompt))
         if not prompt or min(prompt) < 0 or max(prompt) >= self._vocabulary:
             # SGLang does not look, and its scheduler dies of such a token.
             raise InvalidRequest(
@@ -219,6 +159,11 @@ class SglangEngine:
             await manager.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
         if not flushed.success:
             raise EngineError("SGLang does not drop its cache: requests still hold pages of it")
+
+    def _check_alive(self) -> None:
+        alive = {process.pid for process in multiprocessing.active_children()}
+        if not alive.issuperset(self._llm.get_all_child_pids()):
+            raise EngineError("a process of SGLang's engine died")
 
 
 def _engine_id(request: RequestId) -> str:

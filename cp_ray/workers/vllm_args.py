@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 from cp_ray.config import AppConfig
 from cp_ray.errors import ConfigError
+from cp_ray.workers.engine_kwargs import EVENTS_ARE_OURS, ONE_CACHE, ONE_STAGE, Refusals
+from cp_ray.workers.event_follower import Endpoints
 from cp_ray.workers.models import ResolvedModel
 
 CPU_BLOCK = 32
@@ -16,65 +16,39 @@ CPU_CACHE_TOKENS = 32_768
 CPU_CACHE_BYTES = 2 << 30
 """A cache on CPU has CPU_CACHE_TOKENS, or as many as these bytes hold."""
 
-_ELSEWHERE = {
-    "model": "set model=",
-    "max_model_len": "set max_model_len=",
-    "tensor_parallel_size": "set tensor_parallel_size=",
-    "served_model_name": "set served_model_name=",
-    "max_num_seqs": "set max_ongoing_requests=",
-    "num_gpu_blocks_override": "set cache_tokens=",
-    "kv_events_config": "cp_ray reads the engine's cache events itself",
+REFUSED = Refusals(
+    elsewhere={
+        "model": "set model=",
+        "max_model_len": "set max_model_len=",
+        "tensor_parallel_size": "set tensor_parallel_size=",
+        "served_model_name": "set served_model_name=",
+        "max_num_seqs": "set max_ongoing_requests=",
+        "num_gpu_blocks_override": "set cache_tokens=",
+        "kv_events_config": EVENTS_ARE_OURS,
+    },
+    only={
+        "enable_prefix_caching": (True, "without prefix caching there is nothing to reuse"),
+        "data_parallel_size": (1, ONE_CACHE),
+        "pipeline_parallel_size": (1, ONE_STAGE),
+        "decode_context_parallel_size": (1, "a cache spread over ranks is not followed"),
+        "prefill_context_parallel_size": (1, "a cache spread over ranks is not followed"),
+    },
+)
+ENVIRONMENT = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout belongs to the command
 }
-_ONE_CACHE = "one cache for each replica is what the index follows; set replicas= instead"
-_ONLY = {
-    "enable_prefix_caching": (True, "without prefix caching there is nothing to reuse"),
-    "data_parallel_size": (1, _ONE_CACHE),
-    "pipeline_parallel_size": (1, "stages on several hosts are not built"),
-    "decode_context_parallel_size": (1, "a cache spread over ranks is not followed"),
-    "prefill_context_parallel_size": (1, "a cache spread over ranks is not followed"),
+# "auto" pins every replica of a host to the same core; a process less per replica.
+CPU_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
 
 
-def check_engine_kwargs(kwargs: dict[str, Any]) -> None:
-    """Raise ConfigError for an argument that has another home, or that breaks the contract."""
-    for name, value in kwargs.items():
-        if name in _ELSEWHERE:
-            raise ConfigError(
-                f"engine_kwargs.{name} is not taken: {_ELSEWHERE[name]}", param="engine_kwargs"
-            )
-        only, reason = _ONLY.get(name, (value, ""))
-        if value != only:
-            raise ConfigError(
-                f"engine_kwargs.{name}={value!r} is not possible (only {only!r}): {reason}",
-                param="engine_kwargs",
-            )
-
-
-def prepare_environment(local: bool, cpu: bool) -> None:
-    """Set what vLLM reads from the environment, before it is imported; the user's values stay.
-
-    local: the model needs no hub, so none is asked.
-    """
-    wanted = {
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout belongs to the command
-    }
-    if local:
-        wanted |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    if cpu:
-        # "auto" pins every replica of a host to the same core; a process less per replica.
-        wanted |= {
-            "OMP_NUM_THREADS": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        }
-    for name, value in wanted.items():
-        os.environ.setdefault(name, value)
-
-
-def engine_args(config: AppConfig, model: ResolvedModel, sockets: Path, cpu: bool) -> Any:
-    """AsyncEngineArgs of one replica. sockets: a private folder for the event endpoints.
+def engine_args(config: AppConfig, model: ResolvedModel, endpoints: Endpoints, cpu: bool) -> Any:
+    """AsyncEngineArgs of one replica, which publishes its events at `endpoints`.
 
     Raises ConfigError when vLLM does not know an argument, or a cache cannot hold one prompt.
     """
@@ -92,8 +66,8 @@ def engine_args(config: AppConfig, model: ResolvedModel, sockets: Path, cpu: boo
         "kv_events_config": KVEventsConfig(
             enable_kv_cache_events=True,
             publisher="zmq",
-            endpoint=f"ipc://{sockets}/events",
-            replay_endpoint=f"ipc://{sockets}/replay",
+            endpoint=endpoints.events,
+            replay_endpoint=endpoints.replay,
         ),
     }
     if config.tensor_parallel_size > 1:

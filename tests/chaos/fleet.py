@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from cp_ray.config import AppConfig
 from cp_ray.named_actor import NAMESPACE, index_prefix, names_with
 from cp_ray.store import wire
 from cp_ray.store.embedded import EmbeddedServer
+from tests.chaos.hosts import CPUS_PER_REPLICA, Hosts
 from tests.chaos.slow_proxy import SlowProxy
 from tests.e2e.support import application
 
@@ -39,18 +41,34 @@ HEARD_S = 0.5
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What index or engines have: (replica, request) -> leading tokens."""
+    """What index or engines have: (replica, request) -> leading tokens. replicas: who was asked."""
 
     tokens: dict[tuple[str, str], int]
+    replicas: set[str]
 
 
 class Fleet:
-    """The running application. server, proxy: its Redis, and the way there."""
+    """The running application. server, proxy: its Redis, and the way there. hosts: if emulated."""
 
-    def __init__(self, base: str, server: EmbeddedServer, proxy: SlowProxy) -> None:
+    def __init__(
+        self, base: str, server: EmbeddedServer, proxy: SlowProxy, hosts: Hosts | None
+    ) -> None:
         self.base = base
         self.server = server
         self.proxy = proxy
+        self._hosts = hosts
+
+    @property
+    def hosts(self) -> Hosts:
+        """Of `make chaos`; the quick faults have none."""
+        assert self._hosts is not None, "only `make chaos` has hosts"
+        return self._hosts
+
+    def set_clock(self, process: psutil.Process, ahead_s: float) -> None:
+        """Let a process believe that it is so much later."""
+        with self.hosts.clocks.open("r+b") as clocks:
+            clocks.seek(8 * process.pid)
+            clocks.write(struct.pack("d", ahead_s))
 
     def admin(self) -> redis.Redis:
         """A connection of our own to Redis, not by the proxy."""
@@ -95,8 +113,12 @@ class Fleet:
             held = await self._held()
             await asyncio.sleep(HEARD_S)
             after = await self._recorded()
+            later = await self.state()
         except (ray.exceptions.RayError, ValueError, TimeoutError) as error:
             return False, f"no answer: {type(error).__name__}"
+        live = set(state["replicas"])
+        if live != held.replicas or live != set(later.get("replicas", ())):
+            return False, "the live set changes"
         ghosts = [
             place
             for place, tokens in after.tokens.items()
@@ -106,7 +128,7 @@ class Fleet:
 
     async def _recorded(self) -> Known:
         data: bytes = await self._index_call("records")
-        return Known(_flat(wire.decode(data, dict[str, dict[str, int]])))
+        return _known(wire.decode(data, dict[str, dict[str, int]]))
 
     async def _held(self) -> Known:
         handle = serve.get_deployment_handle("Engine", NAME)
@@ -114,7 +136,7 @@ class Fleet:
         held: dict[str, dict[str, int]] = {}
         for answer in answers:
             held |= wire.decode(answer, dict[str, dict[str, int]])
-        return Known(_flat(held))
+        return _known(held)
 
     async def _index_call(self, method: str) -> Any:
         def actor() -> Any:
@@ -125,16 +147,17 @@ class Fleet:
         return await asyncio.wait_for(getattr(handle, method).remote(), CALL_S)
 
 
-def _flat(held: dict[str, dict[str, int]]) -> dict[tuple[str, str], int]:
-    return {
-        (replica, request): tokens
+def _known(held: dict[str, dict[str, int]]) -> Known:
+    tokens = {
+        (replica, request): count
         for replica, requests in held.items()
-        for request, tokens in requests.items()
+        for request, count in requests.items()
     }
+    return Known(tokens, set(held))
 
 
 @contextlib.contextmanager
-def fleet(serve_url: str, folder: Path) -> Iterator[Fleet]:
+def fleet(serve_url: str, folder: Path, hosts: Hosts | None = None) -> Iterator[Fleet]:
     """Three simulated engines, two ingresses, and a Redis of our own behind the proxy."""
     server = EmbeddedServer(folder)
     url = server.start()
@@ -145,6 +168,7 @@ def fleet(serve_url: str, folder: Path) -> Iterator[Fleet]:
         {
             "engine": "simulated",
             "replicas": REPLICAS,
+            "cpus_per_replica": CPUS_PER_REPLICA if hosts is not None else 0.5,
             "ingress_replicas": 2,
             "cache_tokens": 16_384,
             "page_size": PAGE,
@@ -158,7 +182,7 @@ def fleet(serve_url: str, folder: Path) -> Iterator[Fleet]:
     )
     try:
         with application(serve_url, NAME, config) as base:
-            yield Fleet(base, server, proxy)
+            yield Fleet(base, server, proxy, hosts)
     finally:
         proxy.stop()
         server.stop()

@@ -12,6 +12,8 @@ import httpx
 import msgspec
 
 TRIES = 12
+PATIENCE_S = 120.0
+"""How long a client knocks at a closed port: nothing it sends is accepted meanwhile."""
 TIMEOUT_S = 60.0
 OUTPUT_TOKENS = 8
 WORDS = ("alpha", "bravo", "carol", "delta", "echo", "foxtrot", "golf", "hotel")
@@ -20,8 +22,8 @@ WORDS = ("alpha", "bravo", "carol", "delta", "echo", "foxtrot", "golf", "hotel")
 class Sending(msgspec.Struct, frozen=True):
     """One sending of one request, on the load's clock.
 
-    started: the first token had come. error: None for one whole answer. replica, reason: of the
-    answer's explanation.
+    started: the first token had come. error: None for one whole answer. refused: nobody listened
+    at the port, so nothing was sent. replica, reason: of the answer's explanation.
     """
 
     request: int
@@ -30,6 +32,7 @@ class Sending(msgspec.Struct, frozen=True):
     to_s: float
     started: bool
     error: str | None
+    refused: bool = False
     replica: str = ""
     reason: str = ""
 
@@ -38,7 +41,8 @@ class Load:
     """Clients that ask, one request after the other, until they are stopped.
 
     Each sends a request again, TRIES times in all, when its connection breaks or the answer is
-    an error: as a client library does. lost: requests that were not answered even so.
+    an error, and for PATIENCE_S while the port is closed: as a client library does. lost: requests
+    that were not answered even so.
     """
 
     def __init__(self, base: str, clients: int = 4, seed: int = 0, key: str = "none") -> None:
@@ -79,13 +83,15 @@ class Load:
 
     async def _ask(self, number: int) -> None:
         body = self._body(number)
-        for attempt in range(TRIES):
-            if attempt:
-                await asyncio.sleep(min(0.2 * 2**attempt, 4.0))
+        began_s, tries, pause_s = self.clock(), 0, 0.2
+        while tries < TRIES and self.clock() - began_s < PATIENCE_S:
             sending = await self._send(number, body)
             self.log.append(sending)
             if sending.error is None:
                 return
+            tries += not sending.refused
+            pause_s = min(2 * pause_s, 4.0)
+            await asyncio.sleep(pause_s)
         self.lost.append(number)
 
     def _body(self, number: int) -> dict[str, Any]:
@@ -103,11 +109,12 @@ class Load:
     async def _send(self, number: int, body: dict[str, Any]) -> Sending:
         from_s = self.clock()
         seen: dict[str, Any] = {}
+        refused, error = False, None
         try:
             await (self._stream if body["stream"] else self._whole)(body, seen)
-            error = None
-        except (httpx.HTTPError, _Refused) as fault:
+        except (httpx.HTTPError, _Wrong) as fault:
             error = f"{type(fault).__name__}: {fault}"
+            refused = isinstance(fault, httpx.ConnectError)
         explained = seen.get("cp_ray", {})
         return Sending(
             number,
@@ -116,6 +123,7 @@ class Load:
             self.clock(),
             bool(seen.get("started")),
             error,
+            refused,
             explained.get("replica") or "",
             explained.get("reason", ""),
         )
@@ -124,11 +132,11 @@ class Load:
         url = f"{self._base}/v1/chat/completions"
         response = await self._http.post(url, json=body, headers=self._headers)
         if response.status_code != 200:
-            raise _Refused(f"{response.status_code} {response.text[:200]}")
+            raise _Wrong(f"{response.status_code} {response.text[:200]}")
         answer = response.json()
         seen |= {"started": True, "cp_ray": answer["cp_ray"]}
         if answer["usage"]["completion_tokens"] != OUTPUT_TOKENS:
-            raise _Refused(f"not the whole answer: {answer['usage']}")
+            raise _Wrong(f"not the whole answer: {answer['usage']}")
 
     async def _stream(self, body: dict[str, Any], seen: dict[str, Any]) -> None:
         """One answer: text, one finish reason, one usage, then [DONE] and nothing behind it."""
@@ -136,7 +144,7 @@ class Load:
         url = f"{self._base}/v1/chat/completions"
         async with self._http.stream("POST", url, json=body, headers=self._headers) as response:
             if response.status_code != 200:
-                raise _Refused(f"{response.status_code} {(await response.aread())[:200]!r}")
+                raise _Wrong(f"{response.status_code} {(await response.aread())[:200]!r}")
             async for line in response.aiter_lines():
                 data = line.removeprefix("data: ")
                 if not data:
@@ -146,16 +154,16 @@ class Load:
                     continue
                 chunk = json.loads(data)
                 if "error" in chunk:
-                    raise _Refused(chunk["error"]["message"])
+                    raise _Wrong(chunk["error"]["message"])
                 seen |= {key: chunk[key] for key in ("cp_ray",) if key in chunk}
                 kinds += _kinds(chunk)
                 seen["started"] = seen.get("started") or "text" in kinds
         whole = [kind for kind in kinds if kind != "text"] == ["end", "usage", "done"]
         if not whole or "text" not in kinds:
-            raise _Refused(f"not one whole answer: {kinds[-4:]}")
+            raise _Wrong(f"not one whole answer: {kinds[-4:]}")
 
 
-class _Refused(Exception):
+class _Wrong(Exception):
     """An answer that is an error, or is not whole."""
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.chaos.faults import Outcome
+from tests.chaos.suffering import Outcome
 
 BEGIN, END = "<!-- chaos: begin -->", "<!-- chaos: end -->"
 HEADER = (
     "fault",
     "requests since",
-    "planned without the index",
-    "broken by it, sent again",
+    "what clients saw",
+    "slowest answer",
     "requests lost",
     "noticed after",
-    "index agrees again after",
+    "as before after",
 )
 
 
@@ -25,14 +25,24 @@ def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
         (
             outcome.fault,
             str(outcome.sendings),
-            str(outcome.passed_through),
-            str(outcome.cut + len(outcome.wrong)),
+            _seen(outcome),
+            _seconds(outcome.slowest_s, ""),
             str(outcome.lost),
             _seconds(outcome.detected_s, "unnoticed"),
             _seconds(outcome.converged_s, "NEVER"),
         )
         for outcome in outcomes
     ]
+
+
+def _seen(outcome: Outcome) -> str:
+    counts = (
+        (outcome.cut, "broken, sent again"),
+        (outcome.refused, "times the port closed, knocked again"),
+        (len(outcome.wrong), "FAILED"),
+        (outcome.passed_through, "planned without the index"),
+    )
+    return "; ".join(f"{count} {what}" for count, what in counts if count) or "nothing"
 
 
 def write(path: Path, outcomes: Sequence[Outcome], said: str) -> None:

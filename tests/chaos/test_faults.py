@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.faults import FAULTS, Outcome, suffer
+from tests.chaos.faults import FAULTS
 from tests.chaos.fleet import KEY, fleet, logs_that_tell
 from tests.chaos.load import Load
+from tests.chaos.suffering import Outcome, suffer
 
 
 @pytest.mark.ray

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from tests.chaos.faults import Outcome
-from tests.chaos.table import BEGIN, END, write
+from tests.chaos.suffering import Outcome
+from tests.chaos.table import BEGIN, END, rows, write
 
-OUTCOME = Outcome("index: kill -9", 120, 7, 0, (), 0, 0.25, 6.5, "")
+OUTCOME = Outcome("index: kill -9", 120, 7, 0, 0, (), 0, 0.6, 0.25, 6.5, "")
 
 
 def test_a_new_table_replaces_the_old_one_and_nothing_else(tmp_path: Path) -> None:
@@ -19,7 +20,9 @@ def test_a_new_table_replaces_the_old_one_and_nothing_else(tmp_path: Path) -> No
     text = page.read_text()
     assert text.startswith(f"before\n{BEGIN}\nsaid\n")
     assert text.endswith(f"{END}\nafter\n")
-    assert "| index: kill -9 | 120 | 7 | 0 | 0 | 0.2 s | 6.5 s |" in text
+    assert (
+        "| index: kill -9 | 120 | 7 planned without the index | 0.6 s | 0 | 0.2 s | 6.5 s |" in text
+    )
     assert "old" not in text
 
 
@@ -31,8 +34,12 @@ def test_a_page_without_marks_is_left_alone(tmp_path: Path) -> None:
     assert page.read_text() == "nothing here\n"
 
 
+def test_a_closed_port_is_told_apart_from_answers_that_broke() -> None:
+    row = rows([msgspec.structs.replace(OUTCOME, cut=3, refused=9, passed_through=0)])[0]
+    assert row[2] == "3 broken, sent again; 9 times the port closed, knocked again"
+
+
 def test_an_outcome_holds_only_without_losses_and_with_agreement() -> None:
     assert OUTCOME.held
-    assert not Outcome("f", 1, 0, 0, ("x",), 0, None, 1.0, "").held
-    assert not Outcome("f", 1, 0, 0, (), 1, None, 1.0, "").held
-    assert not Outcome("f", 1, 0, 0, (), 0, None, None, "ghosts").held
+    for broken in ({"wrong": ("x",)}, {"lost": 1}, {"converged_s": None}):
+        assert not msgspec.structs.replace(OUTCOME, **broken).held

@@ -1,8 +1,9 @@
-"""Requests through vLLM's own cache manager, its events through a faulty way into a residency.
+"""Requests through an engine's own cache manager, its events by a faulty way into a residency.
 
     python -m tests.contract.events_under_faults [REQUESTS] [SEED]     without a fault
 
-The residency is asked and audited as the vLLM adapter does it; doubt drops the cache as there.
+The engine is that of the environment: vLLM's KVCacheManager, or SGLang's radix cache. The residency
+is asked and audited as its adapter does it; doubt drops the cache as there.
 """
 
 import random
@@ -13,9 +14,11 @@ from collections.abc import Callable
 import msgspec
 
 from cp_ray.core.types import Eviction, RequestId
-from cp_ray.workers.cache_events import CacheEvent, Cleared, Removed, Stored
+from cp_ray.workers.cache_events import CacheEvent, Cleared
 from cp_ray.workers.kv_events import decode_batch
 from cp_ray.workers.residency import Path, Residency
+from tests.contract import real_engine
+from tests.contract.sglang_tree import SglangTree
 from tests.contract.vllm_manager import VllmManager
 
 PAGE, PAGES = 4, 120
@@ -35,6 +38,13 @@ class Tally(msgspec.Struct):
     evictions: int = 0
 
 
+def manager() -> VllmManager | SglangTree:
+    """The cache of the engine that is installed."""
+    if real_engine.NAME == "sglang":
+        return SglangTree(PAGE, PAGES)
+    return VllmManager(PAGE, PAGES, events=True)
+
+
 class Drive:
     """in_flight: requests that run together. spoil: what becomes of each event."""
 
@@ -44,8 +54,8 @@ class Drive:
         self.rng = random.Random(seed)
         self.in_flight = in_flight
         self.spoil = spoil
-        self.engine = VllmManager(PAGE, PAGES, events=True)
-        self.residency = Residency(PAGE, PAGES)
+        self.engine = manager()
+        self.residency = Residency(PAGE, PAGES, copies=real_engine.NAME != "sglang")
         self.tally = Tally()
         self.documents = [
             tuple(self.rng.randrange(1000) for _ in range(self.rng.choice((7, 12, 16, 21))))
@@ -131,28 +141,8 @@ class Drive:
         self.began_anew()
 
 
-class Loser:
-    """Loses this share of the events of a kind, without a trace."""
-
-    def __init__(self, share: float, kind: type[Stored] | type[Removed], seed: int) -> None:
-        self.rng = random.Random(seed)
-        self.share, self.kind = share, kind
-        self.lost = self._told = 0
-
-    def took(self) -> bool:
-        """Whether it lost any since it was asked last."""
-        told, self._told = self._told, self.lost
-        return self.lost > told
-
-    def __call__(self, event: CacheEvent) -> list[CacheEvent]:
-        if isinstance(event, self.kind) and self.rng.random() < self.share:
-            self.lost += 1
-            return []
-        return [event]
-
-
 if __name__ == "__main__":
     count, seed = (int(argument) for argument in (*sys.argv[1:], "300000", "1")[:2])
     began = time.monotonic()
     tally = Drive(seed, 8, lambda event: [event]).run(count)
-    sys.stdout.write(f"{tally}, {time.monotonic() - began:.0f} s\n")
+    sys.stdout.write(f"{real_engine.version()}: {tally}, {time.monotonic() - began:.0f} s\n")

@@ -1,13 +1,35 @@
-"""Losses on the way from a real engine to its event stream."""
+"""Losses on the way from an engine's events to what is believed of its cache."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
+from cp_ray.workers.cache_events import CacheEvent, Removed, Stored
 from cp_ray.workers.kv_events import EventStream
+
+
+class Loser:
+    """Loses this share of the events of a kind, without a trace."""
+
+    def __init__(self, share: float, kind: type[Stored] | type[Removed], seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.share, self.kind = share, kind
+        self.lost = self._told = 0
+
+    def took(self) -> bool:
+        """Whether it lost any since it was asked last."""
+        told, self._told = self._told, self.lost
+        return self.lost > told
+
+    def __call__(self, event: CacheEvent) -> list[CacheEvent]:
+        if isinstance(event, self.kind) and self.rng.random() < self.share:
+            self.lost += 1
+            return []
+        return [event]
 
 
 class _Lossy:

@@ -15,7 +15,7 @@ from cp_ray.core.types import Eviction, RequestId
 from cp_ray.errors import InvalidRequest
 from cp_ray.workers.engine import Chunk, Engine, EngineFactory, EngineInfo, EngineRequest, Sampling
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 _ids = itertools.count()
 
 

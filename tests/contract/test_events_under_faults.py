@@ -1,15 +1,16 @@
-"""vLLM's own cache manager and events: nothing is doubted without cause, faults are found."""
+"""An engine's own cache manager and events: no doubt without cause, and faults are found."""
 
 import itertools
 
 import pytest
 
-pytest.importorskip("vllm")
-
 from cp_ray.workers.cache_events import Removed, Stored
-from tests.contract.events_under_faults import Drive, Loser
+from tests.contract import real_engine
+from tests.contract.events_under_faults import Drive
+from tests.contract.lossy import Loser
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+real_engine.only("vllm", "sglang")
+pytestmark = [pytest.mark.vllm, pytest.mark.sglang, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("in_flight", [1, 8])
@@ -23,8 +24,12 @@ def test_without_a_fault_nothing_is_doubted_and_every_prediction_is_right(in_fli
 
 @pytest.mark.parametrize("kind", [Stored, Removed])
 @pytest.mark.parametrize("seed", range(3))
-def test_one_event_in_a_hundred_lost_without_a_trace_is_found_within_50_requests(kind, seed):
-    """Found: by contradiction, or by an audit that does not match."""
+def test_one_event_in_a_hundred_lost_without_a_trace_is_found(kind, seed):
+    """Within 50 requests, by contradiction, or by an audit that does not match.
+
+    A page that SGLang removed unheard may stay longer: until the page above it is removed, or a
+    request brings it again, which is before any answer is predicted wrong.
+    """
     loser = Loser(0.01, kind, seed)
     drive = Drive(seed, 8, loser)
     waits = []
@@ -40,4 +45,7 @@ def test_one_event_in_a_hundred_lost_without_a_trace_is_found_within_50_requests
             assert waited < 500, "never found"
         waits.append(waited)
     waits.sort()
-    assert waits[len(waits) // 2] <= 50
+    if (real_engine.NAME, kind) == ("sglang", Removed):
+        assert drive.tally.mismatches == 0
+    else:
+        assert waits[len(waits) // 2] <= 50

@@ -1,4 +1,4 @@
-"""vLLM's own cache manager behind a faulty way to the index: loss, repeats, disorder, overflow.
+"""An engine's own cache manager and a faulty way to the index: loss, repeats, disorder, overflow.
 
 Found within 50 requests, no ghost once the index believes the replica again.
 """
@@ -7,8 +7,6 @@ import random
 from collections.abc import Callable
 
 import pytest
-
-pytest.importorskip("vllm")
 
 from cp_ray.core.index import ContextIndex
 from cp_ray.core.types import (
@@ -26,9 +24,12 @@ from cp_ray.core.types import (
     Settled,
 )
 from cp_ray.workers.cache_events import Removed
-from tests.contract.events_under_faults import PAGE, PAGES, Drive, Loser
+from tests.contract import real_engine
+from tests.contract.events_under_faults import PAGE, PAGES, Drive
+from tests.contract.lossy import Loser
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+real_engine.only("vllm", "sglang")
+pytestmark = [pytest.mark.vllm, pytest.mark.sglang, pytest.mark.timeout(300)]
 R = ReplicaId("r")
 Way = Callable[["Reported", ReplicaMessage], None]
 """Takes a message on its way to the index; delivers what it does not lose."""
@@ -77,7 +78,8 @@ class Reported(Drive):
             else:
                 held_now = self.residency.held()
                 self.tell(Dump(R, self.epoch, self.seq, held_now), direct)
-        self.index.check()
+        if self.tally.requests % 10 == 0:
+            self.index.check()
 
     def ghosts(self) -> set[RequestId]:
         """Requests the index believes more of than the residency holds, waiting ones left out."""

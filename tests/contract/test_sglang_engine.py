@@ -4,7 +4,7 @@ Runs in SGLang's own environment: `make test-sglang`.
 """
 
 import asyncio
-import importlib.util
+import logging
 import random
 
 import pytest
@@ -13,36 +13,13 @@ from cp_ray.config import AppConfig
 from cp_ray.core.types import RequestId
 from cp_ray.errors import ConfigError, InvalidRequest
 from cp_ray.workers.engine import EngineRequest, Sampling
-from tests.contract import suite
-
-if importlib.util.find_spec("sglang") is None:
-    pytest.skip("SGLang is not installed: make test-sglang", allow_module_level=True)
-
 from cp_ray.workers.sglang_engine import SglangEngine
+from tests.contract import real_engine, suite
 
+real_engine.only("sglang")
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 
-PAGE, PAGES = 16, 64
-CONFIG = AppConfig(
-    engine="sglang",
-    model="tiny",
-    page_size=PAGE,
-    cache_tokens=PAGE * PAGES,
-    max_ongoing_requests=8,
-)
-
-
-@pytest.fixture(scope="module")
-def loop():
-    with asyncio.Runner() as runner:
-        yield runner
-
-
-@pytest.fixture(scope="module")
-def subject(loop):
-    started = loop.run(suite.start(lambda: SglangEngine(CONFIG)))
-    yield started
-    loop.run(suite.check_close_is_idempotent(started))
+PAGE, PAGES = real_engine.CONFIGS["sglang"].page_size, real_engine.PAGES
 
 
 async def check_siblings_share_what_is_prefilled(subject: suite.Subject) -> None:
@@ -77,6 +54,10 @@ def test_its_facts_are_those_that_were_asked_for(subject):
     assert subject.info.max_model_len <= PAGE * PAGES
 
 
+def test_our_warnings_are_still_heard(subject):
+    assert logging.getLogger("cp_ray.workers.kv_events").isEnabledFor(logging.WARNING)
+
+
 def test_events_predict_what_the_engine_finds_cached_under_overflow(loop, subject):
     source = random.Random(7)
     documents = [suite.tokens(96) for _ in range(40)]
@@ -90,9 +71,9 @@ def test_events_predict_what_the_engine_finds_cached_under_overflow(loop, subjec
             asked = suite.request(prompt, max_tokens=source.randrange(1, 9))
             predicted = subject.engine.held_tokens(prompt)
             pairs.append((predicted, (await suite.answer(subject, asked))[-1].cached_tokens))
-            await asyncio.sleep(0.03)  # the step's events come a few ms after its tokens
-            claimed = subject.ear.left.get(asked.request_id, len(prompt) // PAGE * PAGE)
-            assert claimed <= subject.engine.held_tokens((*prompt, 0))
+            await real_engine.until_heard(subject, prompt)
+            await asyncio.sleep(0.03)
+            assert asked.request_id not in subject.ear.left, "nothing of it is lost"
         return pairs
 
     epochs = subject.ear.epochs

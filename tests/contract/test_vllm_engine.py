@@ -4,7 +4,6 @@ The last files of the folder by name that need the session's engine: here it is 
 """
 
 import asyncio
-import importlib.util
 import multiprocessing
 
 import pytest
@@ -13,24 +12,11 @@ from cp_ray.config import AppConfig
 from cp_ray.core.types import RequestId
 from cp_ray.errors import ConfigError, EngineError, InvalidRequest
 from cp_ray.workers.engine import EngineRequest, Sampling
-from tests.contract import suite
-
-if importlib.util.find_spec("vllm") is None:
-    pytest.skip("vLLM is not installed", allow_module_level=True)
-
 from cp_ray.workers.vllm_engine import VllmEngine
+from tests.contract import real_engine, suite
 
+real_engine.only("vllm")
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def loop(vllm_loop):
-    return vllm_loop
-
-
-@pytest.fixture
-def subject(vllm_subject):
-    return vllm_subject
 
 
 @pytest.mark.parametrize("check", suite.CHECKS, ids=lambda check: check.__name__)

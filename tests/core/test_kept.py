@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cp_ray.core.index import ContextIndex
-from cp_ray.core.kept import Batch, Kept, kept, pack, recall
+from cp_ray.core.kept import Batch, Kept, Packer, Recaller, kept, pack, recall
 from cp_ray.core.types import (
     BlockId,
     Dump,
@@ -18,6 +20,7 @@ from cp_ray.core.types import (
     Settled,
     Step,
 )
+from cp_ray.errors import WireError
 from cp_ray.store import wire
 
 A, B = ReplicaId("a"), ReplicaId("b")
@@ -156,7 +159,6 @@ def test_rows_that_cannot_be_are_left_out() -> None:
         (b"\x00\x05", b"\x09\x05"),  # a head that is not in the table
         (b"\x92\x00\x01", b"\x92\x00\x00"),  # a block twice
         (b"\x92\x00\x01", b"\x92\x00\x07"),  # a block that is not in the table
-        (b"\x92\x00\x01", b"\x92\x00\xff"),  # counted from the end
         (b"\x26", b"\x22"),  # fewer tokens left than its blocks have
     ):
         broken = encoded.replace(find, put)
@@ -166,6 +168,55 @@ def test_rows_that_cannot_be_are_left_out() -> None:
         assert recall(new, wire.decode(broken, Batch)) == 0
         assert recall(new, whole) == 1
         new.check()
+
+
+def test_messages_of_a_snapshot_name_a_block_once_and_come_back_together() -> None:
+    index = index_with(request("1", "x", "yy"), request("2", "x", "z"), request("3", "z"))
+    packer = Packer()
+    first, second, third = (packer.pack([entry]) for entry in all_kept(index))
+    assert [block for block, _ in second.blocks] == ["z"]
+    assert third.blocks == []
+    new = ContextIndex()
+    new.set_replicas(INFOS)
+    recaller = Recaller(new)
+    assert [recaller.recall(batch) for batch in (first, second, third)] == [1, 1, 1]
+    new.check()
+    for name in ("1", "2", "3"):
+        assert kept(new, RequestId(name)) == kept(index, RequestId(name))
+
+
+def test_without_a_message_the_later_ones_of_its_snapshot_cannot_be_read() -> None:
+    entries = all_kept(index_with(request("1", "x"), request("2", "yy"), request("3", "z")))
+    packer = Packer()
+    first, _, third = (packer.pack([entry]) for entry in entries)
+    new = ContextIndex()
+    new.set_replicas(INFOS)
+    recaller = Recaller(new)
+    assert recaller.recall(first) == 1
+    with pytest.raises(WireError, match="missing"):
+        recaller.recall(third)
+    assert recaller.recall(pack(entries[1:])) == 2, "one that stands alone is understood"
+    new.check()
+
+
+def test_the_table_of_a_snapshot_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cp_ray.core.kept.TABLE", 2)
+    entries = all_kept(index_with(*(request(str(n), f"b{n}", "x") for n in range(5))))
+    packer = Packer()
+    batches = [packer.pack([entry]) for entry in entries]
+    assert max(batch.before for batch in batches) <= 2
+    new = ContextIndex()
+    new.set_replicas(INFOS)
+    recaller = Recaller(new)
+    assert sum(recaller.recall(batch) for batch in batches) == 5
+
+
+def test_a_place_counted_from_the_end_makes_the_message_unreadable() -> None:
+    encoded = wire.encode(pack(all_kept(index_with(request("1", "x", "yy")))))
+    broken = encoded.replace(b"\x92\x00\x01", b"\x92\x00\xff")
+    assert broken != encoded
+    with pytest.raises(WireError):
+        wire.decode(broken, Batch)
 
 
 def test_a_block_of_two_lengths_comes_back_with_the_right_ones() -> None:

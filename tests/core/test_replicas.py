@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cp_ray.core.replicas import ASK_AGAIN_S, RESYNC_S, Due, ReplicaTable, Verdict
+from cp_ray.core.replicas import ASK_AGAIN_S, MOST_ABSENT, RESYNC_S, Due, ReplicaTable, Verdict
 from cp_ray.core.types import Dump, DumpRequest, EvictionReport, ReplicaId, ReplicaInfo
 
 R = ReplicaId("r")
@@ -123,6 +123,30 @@ def test_only_believed_replicas_are_in_the_mask() -> None:
 
 def test_a_report_of_an_absent_replica_is_unknown() -> None:
     assert ReplicaTable().receive(EvictionReport(R, 0, 0, ())) is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize("early", [[(0, 0)], [(1, 0)], [(0, 3), (1, 0), (1, 1)], [(1, 4), (1, 2)]])
+def test_a_replica_heard_before_it_was_live_goes_on_from_there(
+    early: list[tuple[int, int]],
+) -> None:
+    table = ReplicaTable()
+    for position in early:
+        assert table.receive(report(*position)) is Verdict.UNKNOWN
+    table.set_live([ReplicaInfo(R, 16, 1000)])
+    epoch, seq = max(early)
+    assert table.position(R) == (epoch, seq + 1, None)
+    assert table.receive(report(epoch, seq + 1)) is Verdict.APPLY
+    assert table.receive(report(epoch, seq + 3)) is Verdict.GAP
+    table.check()
+
+
+def test_replicas_that_never_become_live_are_forgotten_in_the_end() -> None:
+    table = ReplicaTable()
+    for number in range(MOST_ABSENT + 1):
+        table.receive(EvictionReport(ReplicaId(f"r{number}"), 1, 0, ()))
+    table.set_live([ReplicaInfo(ReplicaId(f"r{number}"), 16, 1000) for number in (0, 1)])
+    assert table.position(ReplicaId("r0")) == (0, 0, None)
+    assert table.position(ReplicaId("r1")) == (1, 1, None)
 
 
 def test_a_replica_that_left_and_came_back_starts_at_epoch_0() -> None:

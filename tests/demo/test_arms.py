@@ -26,6 +26,12 @@ def test_settings_read_back_as_the_same_configuration() -> None:
     assert parse_settings(settings(config)) == config
 
 
+def test_keys_and_names_come_back_too() -> None:
+    words = ['api_keys={"a": "k1", "b": "k2 k3"}', "share_public=a,b", "redis_url=redis://:p@host"]
+    config = parse_settings(["engine=simulated", *words])
+    assert parse_settings(settings(config)).to_json() == config.to_json()
+
+
 def test_a_wrong_number_of_replicas_names_the_setting() -> None:
     with pytest.raises(ConfigError, match="replicas"):
         engine_config("simulated", "smollm2", 0, "full")

@@ -20,13 +20,13 @@ def samples(mb_per_minute: float, noise: float, files: int = 0) -> list[Sample]:
 
 
 def soak(made: list[Sample], **more: int) -> Soak:
-    left = {"errors": 0, "redis_keys": 6, "reserved": 0} | more
+    left = {"errors": 0, "redis_keys": 6, "reserved": 0, "late": 0} | more
     return Soak(
         minutes=10,
         requests=1000,
         requests_per_s=2,
         errors=left["errors"],
-        late=0,
+        late=left["late"],
         ttft_p50_ms=1,
         ttft_p99_ms=2,
         growth=growth(made),
@@ -54,3 +54,9 @@ def test_what_is_left_behind_is_a_fault() -> None:
     assert "reserved" in soak(flat, reserved=1).faults[0]
     assert "keys" in soak(flat, redis_keys=100).faults[0]
     assert "failed" in soak(flat, errors=2).faults[0]
+
+
+def test_a_load_that_the_machine_could_not_keep_up_is_a_fault_of_its_own() -> None:
+    (fault,) = soak(samples(3.0, noise=1.0), late=11).faults
+    assert fault.startswith("11 requests were not sent")
+    assert "grows by" in soak(samples(3.0, noise=1.0), late=10).faults[0]

@@ -39,8 +39,10 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(live=st.sets(st.sampled_from(REPLICAS)))
     def set_replicas(self, live: set[ReplicaId]) -> None:
         self.index.set_replicas([ReplicaInfo(name, 16, 1000) for name in sorted(live)])
+        for name in self.live - live:
+            del self.next[name]
         for name in live - self.live:
-            self.next[name] = (0, 0)
+            self.next.setdefault(name, (0, 0))  # unless it was heard while absent
         self.live = live
 
     @rule(
@@ -97,7 +99,7 @@ class IndexMachine(RuleBasedStateMachine):
         assert in_order <= (replica in self.live)
         if believed:
             assert in_order == (replica in self.live and sent == (epoch, seq))
-        if replica in self.live and sent >= (epoch, seq):
+        if sent >= (epoch, seq):
             self.next[replica] = (sent[0], sent[1] + 1)
 
     @rule(
@@ -110,9 +112,9 @@ class IndexMachine(RuleBasedStateMachine):
         listed = {RequestId(f"q{number}"): left for number, left in held.items()}
         sent = max(0, seq - late)
         taken = self.index.apply(Dump(replica, epoch, sent, listed))
-        if taken:
+        if taken or replica not in self.live:
             self.next[replica] = (epoch, max(seq, sent + 1))
-            assert self.index.replicas.believed(replica)
+        assert not taken or self.index.replicas.believed(replica)
 
     @rule(wait=st.floats(0.0, 20.0))
     def ask(self, wait: float) -> None:

@@ -4,6 +4,9 @@ import json
 import random
 from pathlib import Path
 
+import pytest
+
+from cp_ray.cli import main
 from cp_ray.replay.engine_bench import EngineBenchOptions, bench_engine
 
 
@@ -36,3 +39,12 @@ def test_a_trace_is_begun_again_and_its_losses_are_counted(tmp_path: Path) -> No
         assert (row.quarantines, row.new_epochs) == (0, 0)
         assert row.evicted_blocks >= row.evictions > 20
     assert online.hit_ratio > none.hit_ratio
+
+
+@pytest.mark.parametrize(("at_least", "status"), [("0.99", 0), ("1.01", 1)])
+def test_too_few_right_predictions_are_a_failed_command(
+    tmp_path: Path, at_least: str, status: int
+) -> None:
+    command = ["bench", "engine", "--engine", "simulated", "--requests", "20"]
+    command += ["--trace", str(trace(tmp_path, 20)), "--at-least", at_least]
+    assert main(command) == status

@@ -106,7 +106,7 @@ def test_a_batch_killed_twenty_times_is_answered_whole_and_once(tmp_path: Path) 
     fork = multiprocessing.get_context("fork")
     killed = 0
     with answering() as (server, url):
-        server.delay_s = 0.02
+        server.delay_s = 0.2  # 300 answers, 4 at a time, take 7 s: more than 20 times 0.3
         while killed < 20:
             arguments = (planned, output, url, CONCURRENCY, "none")
             run = fork.Process(target=send_batch, args=arguments, daemon=True)
@@ -121,6 +121,7 @@ def test_a_batch_killed_twenty_times_is_answered_whole_and_once(tmp_path: Path) 
             killed += 1
         assert killed == 20, "the batch was done too soon to be killed as often"
         assert not output.exists()
+        server.delay_s = 0.02
         assert send_batch(planned, output, url, CONCURRENCY, "none") == 0
         answers = read(output)
         assert [answer["custom_id"] for answer in answers] == names

@@ -9,7 +9,7 @@ import pytest
 from ray.serve import Application
 
 import cp_ray.deployment
-from cp_ray.config import AppConfig
+from cp_ray.config import AppConfig, parse_settings
 from cp_ray.deployment import app, engine_resources
 from cp_ray.errors import ConfigError
 
@@ -55,6 +55,15 @@ def test_tensor_parallel_ranks_share_a_host_and_leave_the_gpus_to_the_engine() -
 def test_sglang_starts_its_ranks_itself_so_the_replica_takes_all_gpus() -> None:
     args = AppConfig(engine="sglang", gpus_per_replica=4, tensor_parallel_size=4)
     assert engine_resources(args) == {"ray_actor_options": {"num_cpus": 0.5, "num_gpus": 4}}
+
+
+def test_a_replica_of_sglang_over_several_hosts_is_refused_with_the_fix() -> None:
+    with pytest.raises(ConfigError, match=r"across_hosts=true .* leave across_hosts out") as said:
+        parse_settings(["engine=sglang", "across_hosts=true", "tensor_parallel_size=2"])
+    assert said.value.param == "across_hosts"
+    assert parse_settings(["engine=sglang", "across_hosts=false"]).across_hosts is False
+    across = AppConfig(gpus_per_replica=2, tensor_parallel_size=2, across_hosts=True)
+    assert engine_resources(across)["placement_group_strategy"] == "PACK"
 
 
 def test_the_replicas_alone_run_on_the_python_they_are_given() -> None:

@@ -223,6 +223,18 @@ def test_a_hung_index_costs_the_deadline_once_and_its_late_plan_is_taken_back(en
     run(test)
 
 
+def test_a_deadline_is_on_the_clock_that_the_index_told(engine: Any) -> None:
+    async def test(client: IndexClient) -> None:
+        its_s = await client.actor.ready.remote()
+        for ahead_s, wanted in ((-5.0, False), (5.0, True)):
+            payload = wire.encode([plan_request(f"clock {ahead_s}", "a")])
+            answer = await client.actor.plan.remote(payload, its_s + ahead_s)
+            assert bool(answer) is wanted
+        client.feedback(Settled(RequestId("clock 5.0"), 0, ok=False))
+
+    run(test)
+
+
 def test_a_killed_replica_leaves_the_live_set_within_seconds(engine: Any) -> None:
     async def test(client: IndexClient) -> None:
         uid, pid = (await engine.broadcast("pid").results_async())[0]

@@ -192,7 +192,7 @@ def test_an_index_is_recovered_and_goes_on_through_a_full_redis(
 
     async def test(store: Store, admin: aioredis.Redis) -> None:
         index = index_of(50)
-        keeper = IndexJournal(index, connect, at_once)
+        keeper = IndexJournal(index, connect, at_once, at_once)
         task = asyncio.create_task(keeper.run())
         for request in list(index.memory.records):
             keeper.ended(request)
@@ -206,7 +206,7 @@ def test_an_index_is_recovered_and_goes_on_through_a_full_redis(
         task.cancel()
 
         new = index_of(0)
-        heir = IndexJournal(new, connect, at_once)
+        heir = IndexJournal(new, connect, at_once, at_once)
         task = asyncio.create_task(heir.run())
         await until(lambda: heir.counters()["recalled"] == 50)
         await until(lambda: not heir.recovering)
@@ -225,7 +225,7 @@ def test_a_message_of_another_version_is_left_out(url: str) -> None:
         old = await store.journal()
         await old.append(b"\x7fnot for us")
         await old.append(b"")
-        heir = IndexJournal(index_of(0), connect, at_once)
+        heir = IndexJournal(index_of(0), connect, at_once, at_once)
         task = asyncio.create_task(heir.run())
         await until(lambda: heir.counters()["snapshots"] == 1)
         assert heir.counters()["journal_unreadable"] == 2

@@ -24,6 +24,8 @@ from cp_ray.errors import ConfigError, InvalidRequest
 
 CACHED_TOKENS = 8_000_000
 """Tokens of pieces kept, 4 bytes each."""
+PIECE_TOKENS = 64
+"""What a piece counts beside its own: key, array and entry take 250 bytes, however short it is."""
 
 _MARK = f"cpRay{secrets.token_hex(12)}x"
 """Stands for a content while the template is rendered; no client can know it."""
@@ -74,9 +76,9 @@ class PromptTokenizer(ABC):
         with self._lock:
             if key.digest() not in self._cache:
                 self._cache[key.digest()] = ids
-                self._cached += len(ids)
+                self._cached += len(ids) + PIECE_TOKENS
             while self._cached > CACHED_TOKENS:
-                self._cached -= len(self._cache.popitem(last=False)[1])
+                self._cached -= len(self._cache.popitem(last=False)[1]) + PIECE_TOKENS
         return ids
 
     def tokens(self, pieces: Sequence[Piece]) -> tuple[int, ...]:

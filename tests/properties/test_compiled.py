@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -43,9 +44,12 @@ def test_compiled_and_plain_plan_the_same(plain: Path, seed: int) -> None:
     assert list(life(seed)) == told[1:]
 
 
+HEADERS = Path(sysconfig.get_paths()["include"], "Python.h")
+
+
 @pytest.mark.skipif(
-    shutil.which("cc") is None or os.environ.get(compiling.SWITCH) == "0",
-    reason="no C compiler, or off",
+    shutil.which("cc") is None or not HEADERS.exists() or os.environ.get(compiling.SWITCH) == "0",
+    reason="no C compiler, no Python headers, or off",
 )
 def test_where_there_is_a_compiler_the_planner_is_compiled() -> None:
     assert compiling.is_compiled(), "make venv compiles it"

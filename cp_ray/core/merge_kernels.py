@@ -8,20 +8,25 @@ node's best partner is looked up again only when it comes up and that partner is
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
-import numpy as np
+from cp_ray.core.forest import NONE, Forest, Int32, Int64, Postings, compiled, intersect, join
+from cp_ray.core.partner_kernels import Popular, Scratch, gone, join_popular, nearest
 
-from cp_ray.core.forest import (
-    NONE,
-    Forest,
-    Int64,
-    Postings,
-    compiled,
-    intersect,
-    join,
-    new_postings,
-)
-from cp_ray.core.partner_kernels import gone, join_popular, nearest, new_popular, new_scratch
+
+class Lane(NamedTuple):
+    """What one thread reads and writes while it looks for partners."""
+
+    postings: Postings
+    scratch: Scratch
+    popular: Popular
+
+
+class Partners(NamedTuple):
+    """Best partner of each root, shape (2n,), NONE without one; gain: what the two share."""
+
+    of: Int32
+    gain: Int64
 
 
 @compiled
@@ -56,23 +61,23 @@ def _enlist(forest: Forest, node: int, postings: Postings) -> None:
 
 
 @compiled
-def merge_greedily(forest: Forest, leaves: int, tokens: Int64, done: Int64) -> int:
-    """Merge roots until none share a block; returns the number of nodes in use.
+def first_partners(forest: Forest, first: int, last: int, lane: Lane, partners: Partners) -> None:
+    """Find the partners of leaves first to last - 1."""
+    postings, scratch, popular = lane.postings, lane.scratch, lane.popular
+    for node in range(first, last):
+        partners.of[node], partners.gain[node] = nearest(forest, node, postings, scratch, popular)
 
-    tokens: of each block number, at least 1. Ties go to the lower node number. done: shape (1,),
-    counts up: one for each leaf, one for each merge.
+
+@compiled
+def merge_roots(forest: Forest, leaves: int, lane: Lane, partners: Partners, done: Int64) -> int:
+    """Merge until no two roots share a block; returns the number of nodes in use.
+
+    partners: of the leaves so far. done: shape (1,), counts merges up. Ties go to the lower node
+    number.
     """
-    postings = new_postings(forest, leaves, len(tokens))
-    popular = new_popular(forest, leaves, postings)
-    scratch = new_scratch(forest, leaves, tokens)
-    partner = np.full(2 * leaves, NONE, np.int32)
-    gain = np.zeros(2 * leaves, np.int64)
-    heap = [(0, 0) for _ in range(0)]
-    for node in range(leaves):
-        partner[node], gain[node] = nearest(forest, node, postings, scratch, popular)
-        if gain[node] > 0:
-            heap.append((-int(gain[node]), node))
-        done[0] += 1
+    postings, scratch, popular = lane.postings, lane.scratch, lane.popular
+    partner, gain = partners.of, partners.gain
+    heap = [(-int(gain[node]), node) for node in range(leaves) if gain[node] > 0]
     heapify(heap)
     used = leaves
     while len(heap) > 0:
@@ -82,7 +87,7 @@ def merge_greedily(forest: Forest, leaves: int, tokens: Int64, done: Int64) -> i
         other = partner[node]
         if _alive(forest, other):
             join(forest, used, node, other)
-            intersect(forest, used, tokens)
+            intersect(forest, used, scratch.tokens)
             join_popular(popular, used, node, other)
             gone(scratch, node, other)
             _enlist(forest, used, postings)

@@ -62,7 +62,7 @@ def merge(
     """
     from cp_ray.core.anneal_kernels import Cooling, anneal
     from cp_ray.core.forest import new_forest
-    from cp_ray.core.merge_kernels import merge_greedily
+    from cp_ray.core.greedy_merge import merge_greedily
 
     leaves = _leaves(contexts, tokens)
     count = len(leaves.members)

@@ -37,18 +37,19 @@ class ContextNode:
     )
 
     def __init__(self, edge: Context, parent: ContextNode | None, slot: int) -> None:
+        # What a search reads comes first: compiled, it is one line of the processor's cache.
         self.edge = edge
+        self.holders = 0
         self.depth: int = len(edge) + (parent.depth if parent is not None else 0)
+        self.children: dict[BlockId, ContextNode] = NO_CHILDREN
+        self.frequency = 0
         self.parent = parent
         self.slot = slot
-        self.children: dict[BlockId, ContextNode] = NO_CHILDREN
         self.next_slot = 0
         self._first: RequestId | None = None
         self._first_holder = 0
         self._others: dict[RequestId, int] | None = None
-        self.frequency = 0
         self.merge_distance = 0.0
-        self.holders = 0
 
     @property
     def context(self) -> Context:

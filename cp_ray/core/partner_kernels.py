@@ -8,7 +8,7 @@ import numpy as np
 
 from cp_ray.core.forest import NONE, Forest, Int32, Int64, Postings, compiled
 
-REACH = 2048
+REACH = 1536
 """Entries read for one partner, but for the list that passes it: bounds construction to about
 n * REACH steps. 8,000 random contexts of 15 blocks lose nothing (512: 0.3 points; 256: 0.8), nor
 do the traces."""

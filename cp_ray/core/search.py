@@ -15,10 +15,10 @@ from cp_ray.core.distance import distance
 from cp_ray.core.node import ContextNode
 from cp_ray.core.types import BlockId, Context
 
-NODE_BUDGET = 80
+NODE_BUDGET = 56
 """Nodes one exact search may look at, and at most one node's matching children more: O(budget +
-|C|) edges, whatever is stored (p99 was 4.7 ms without). Busy branches are looked at first, so no
-trace reuses less than at 200; in order of arrival 80 cost up to 0.2 points (benchmarks/LOG.md)."""
+|C|) edges, whatever is stored (p99 was 4.7 ms without). Busy branches are looked at first, so the
+traces reuse at most 0.07 points less than at 200 (benchmarks/LOG.md)."""
 
 
 _BY_TOKENS = attrgetter("tokens")
@@ -125,14 +125,16 @@ def exact_search(
         else:
             matching = [child for first in context if (child := children.get(first)) is not None]
         deeper: list[_Open] = []
-        for child in matching:
+        # Read all edges at once: what is not in the processor's cache comes side by side.
+        edges = [child.edge for child in matching]
+        for at, child in enumerate(matching):
             budget -= 1
             holders = child.holders
             if not holders and not remembered:
                 continue
             gained = gained_above
             length = node.depth
-            for block in child.edge:
+            for block in edges[at]:
                 more = tokens.get(block)
                 if more is None:
                     break

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.optimum import SIZES, best_of_all, families
-from cp_ray.core import anneal_kernels, forest, merge_kernels, partner_kernels
+from cp_ray.core import anneal_kernels, forest, greedy_merge, merge_kernels, partner_kernels
 from cp_ray.core.merging import FAST, merge, steps
 from cp_ray.core.types import BlockId, Context
 
@@ -79,7 +79,7 @@ def test_compiled_and_plain_python_agree(monkeypatch):
         pytest.skip("numba is not installed: there is only plain Python")
     contexts = families(7, 30)
     compiled = merge(contexts, SIZES, 10, seed=5)
-    for module in (forest, partner_kernels, merge_kernels, anneal_kernels):
+    for module in (forest, partner_kernels, merge_kernels, greedy_merge, anneal_kernels):
         for name, value in vars(module).items():
             if hasattr(value, "py_func"):
                 monkeypatch.setattr(module, name, value.py_func)
@@ -95,9 +95,27 @@ def test_greedy_merging_takes_the_largest_share_first():
     assert merged.reused_tokens == SIZES[three] + SIZES[four]
 
 
+def test_any_number_of_lanes_makes_the_same_forest():
+    source = np.random.default_rng(3)
+    rows = np.sort(source.permuted(np.tile(np.arange(60), (3000, 1)), axis=1)[:, :6]).astype(
+        np.int32
+    )
+    tokens = source.integers(1, 900, 60)
+    made = []
+    for lanes in (1, 2, 5):
+        grown = forest.new_forest(rows, np.full(3000, 6, np.int32), tokens)
+        done = np.zeros(1, np.int64)
+        used = greedy_merge.merge_greedily(grown, 3000, tokens, done, lanes)
+        assert done[0] == used
+        made.append(grown)
+    for name in forest.Forest._fields:
+        one = getattr(made[0], name)
+        assert all(np.array_equal(one, getattr(other, name)) for other in made[1:]), name
+
+
 def test_a_full_posting_list_takes_the_merged_node():
     rows = np.array([[0, 1, 2], [0, 1, 2], [0, 1, 3], [0, 2, 3]], np.int32)
     tokens = np.array([5, 4, 3, 2], np.int64)
     grown = forest.new_forest(rows, np.full(4, 3, np.int32), tokens)
-    assert merge_kernels.merge_greedily(grown, 4, tokens, np.zeros(1, np.int64)) == 7
+    assert greedy_merge.merge_greedily(grown, 4, tokens, np.zeros(1, np.int64)) == 7
     assert grown.weight[4:7].sum() == (5 + 4 + 3) + (5 + 4) + 5

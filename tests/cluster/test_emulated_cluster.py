@@ -19,7 +19,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import ray._private.state as ray_state
 import yaml
 
 from cp_ray.agents.chain_of_agents import AgentFailed, chain_of_agents
@@ -44,7 +43,7 @@ def cluster() -> Iterator[Any]:
     os.environ["RAY_AUTH_MODE"] = "disabled"
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["PYTHONPATH"] = str(ROOT)
-    os.environ["RAY_worker_niceness"] = "0"  # Ray's 15 starves them beside anything else
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray's 15 starves them beside anything else
     folder = tempfile.mkdtemp(prefix="cp-")
     os.environ["RAY_TMPDIR"] = folder  # else other clusters of this machine lose their address file
     import ray
@@ -118,6 +117,8 @@ def gpu_hosts_of_replicas() -> Counter[str]:
 
 def hosts_of(deployment: str) -> set[str]:
     """Hosts on which replicas of a deployment live, by Ray's own account."""
+    import ray._private.state as ray_state
+
     prefix = f"SERVE_REPLICA::{NAME}#{deployment}#"
     return {
         actor["Address"]["NodeID"]

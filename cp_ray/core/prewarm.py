@@ -21,7 +21,7 @@ from cp_ray.core.types import Context, HeadId, ReplicaId, ReplicaInfo
 
 NEWEST = 10_000
 """Records looked at; bounds the time of a decision to some 50 ms."""
-MIN_USES = 2
+MIN_USES = 3
 """A prefix that one request has is no more likely to come than any other."""
 SHARE = 0.5
 """Of a cache that is warmed: the rest is for what clients bring."""

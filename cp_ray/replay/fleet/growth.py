@@ -1,4 +1,4 @@
-"""`bench fleet --grow-from N`: a fleet that grows in the middle of a trace, with and without pre-warming.
+"""`bench fleet --grow-from N`: a fleet that grows mid-trace, with and without pre-warming.
 
 How soon are the replicas that join worth as much as those of a fleet that was as large all along?
 The prompts that warm them take their turn in the engine as any others, and are counted.
@@ -37,10 +37,10 @@ Start = Literal["large", "cold", "warm"]
 class GrowthRow(msgspec.Struct, frozen=True):
     """One run. start: `large` has all replicas from the beginning; the others grow.
 
-    All but the first fields are of what came after the fleet grew. steady: hit ratio of the joining
-    replicas' numbers in `large`. to_steady_s: until the joining replicas' hit ratio is ENOUGH of it;
-    None = never, in `seconds`. charged_s: the same with pre-warming's prefill counted as prompts
-    that missed. prefilled: tokens, without `warmed`, which only pre-warming prefilled.
+    From `seconds` on all is of what came after the fleet grew. steady: hit ratio that the joining
+    replicas have in `large`. to_steady_s: until theirs is ENOUGH of it; None = never, in `seconds`.
+    charged_s: the same with pre-warming's prefill counted as prompts that missed. prefilled:
+    tokens, without `warmed`, which only pre-warming prefilled.
     """
 
     trace: str
@@ -67,7 +67,7 @@ def bench_growth(options: FleetOptions, grow_from: int) -> Iterator[GrowthRow]:
     hardware = options.hardware
     if not 0 < grow_from < hardware.replicas:
         raise ConfigError(
-            f"--grow-from: give a number between 1 and {hardware.replicas - 1}, less than --replicas",
+            f"--grow-from: {grow_from} is not between 1 and --replicas less one",
             param="grow_from",
         )
     if options.arrivals != "poisson":
@@ -79,7 +79,14 @@ def bench_growth(options: FleetOptions, grow_from: int) -> Iterator[GrowthRow]:
             steady = 0.0
             starts: tuple[Start, ...] = ("large", "cold", "warm")
             for start in starts:
-                run = _Run(options, workload, grow_from, load * full, seed, start)
+                run = _Run(
+                    options,
+                    workload,
+                    grow_from=grow_from,
+                    rate=load * full,
+                    seed=seed,
+                    start=start,
+                )
                 if start == "large":
                     steady = hit_ratio(run.joining())
                 yield run.row(steady)
@@ -90,6 +97,7 @@ class _Run:
         self,
         options: FleetOptions,
         workload: Workload,
+        *,
         grow_from: int,
         rate: float,
         seed: int,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-import cloudpickle
 import pytest
 import ray
+from ray import cloudpickle
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

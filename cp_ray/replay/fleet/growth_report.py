@@ -25,7 +25,8 @@ def table(rows: Sequence[GrowthRow]) -> str:
             )
         parts.append(
             f"| {_NAMES[row.start]} | {_after(row.to_steady_s, row)} "
-            f"| {_after(row.charged_s, row)} | {row.hit_ratio:.3f} | {row.ttft_mean_s:.3f} | {row.ttft_p99_s:.2f} "
+            f"| {_after(row.charged_s, row)} | {row.hit_ratio:.3f} "
+            f"| {row.ttft_mean_s:.3f} | {row.ttft_p99_s:.2f} "
             f"| {row.prefilled:,} | {row.warmed:,} |"
         )
     return "\n".join(parts).lstrip("\n")

@@ -35,7 +35,9 @@ def obtain(cls: type, name: str, *args: Any) -> Any:
     """Handle of the actor `name`, made from `cls(*args)` if there is none. Blocks: use a thread.
 
     It restarts for ever, empty; a call that is in flight then fails and is not repeated. It runs
-    on the head host, where a cluster has one, because GPU hosts come and go.
+    on the head host, where a cluster has one, because GPU hosts come and go, and never in the
+    placement group of whoever needs it first: a tensor parallel replica's has no room for it, and
+    takes it along when it goes.
     """
     head = {_HEAD: 0.001} if _HEAD in ray.cluster_resources() else {}
     return (
@@ -47,6 +49,7 @@ def obtain(cls: type, name: str, *args: Any) -> Any:
             get_if_exists=True,
             num_cpus=0,
             resources=head,
+            scheduling_strategy="DEFAULT",
             max_restarts=-1,
             max_task_retries=0,
         )

@@ -6,18 +6,44 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cp_ray.config import AppConfig
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("cluster/*.md")])
 LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+ANCHOR = re.compile(r"\]\(([^)#\s]*)#([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_every_link_leads_somewhere(page: Path) -> None:
     targets = [link for link in LINK.findall(page.read_text()) if "://" not in link]
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub and the site make them."""
+    headings = HEADING.findall(page.read_text())
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_every_link_into_a_page_meets_a_heading(page: Path) -> None:
+    links = [
+        (page.parent / to if to else page, anchor)
+        for to, anchor in ANCHOR.findall(page.read_text())
+        if "://" not in to
+    ]
+    assert [anchor for to, anchor in links if anchor not in anchors(to)] == []
+
+
+def test_the_site_has_every_page() -> None:
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    named = str(site)
+    pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").glob("*.md")]
+    assert [page for page in pages if page not in named] == []
 
 
 def test_every_file_named_in_a_decision_exists() -> None:

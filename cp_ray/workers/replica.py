@@ -93,12 +93,14 @@ class EngineReplica:
         }
 
     async def __del__(self) -> None:
-        """Serve awaits this when it stops the replica."""
+        """Serve awaits this when it stops the replica, one that failed to start included."""
         for task in getattr(self, "_tasks", ()):
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-        await self._engine.close()
+        engine: Engine | None = getattr(self, "_engine", None)
+        if engine is not None:
+            await engine.close()
         if self._store is not None:
             await self._store.close()
 

@@ -72,7 +72,7 @@ def play(workload: Workload, cell: Cell) -> Outcome:
         PrefixCache(hardware.cache_tokens, PAGE, record_limit=1 << 20)
         for _ in range(hardware.replicas)
     ]
-    replicas = [_replica(hardware.model, cache) for cache in caches]
+    replicas = [new_replica(hardware.model, cache) for cache in caches]
     fleet = Fleet(hardware.replicas, PAGE, hardware.cache_tokens, cell.seed)
     router = make_router(cell.policy, cell.order, fleet)
     view = FleetView(caches, hardware.cache_tokens)
@@ -93,7 +93,8 @@ def play(workload: Workload, cell: Cell) -> Outcome:
     )
 
 
-def _replica(model: Model, cache: PrefixCache) -> Replica:
+def new_replica(model: Model, cache: PrefixCache) -> Replica:
+    """An idle one."""
     if model == "serial":
         return SerialReplica(cache, SerialRates())
     return BatchingReplica(cache, StepCost())

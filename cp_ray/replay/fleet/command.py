@@ -29,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ablate", default="", help="order,schedule,joint,replication")
     parser.add_argument("--requests", type=int, help="only the first N")
     parser.add_argument("--saturation", type=float, help="requests/s of load 1.0; else it is found")
+    parser.add_argument(
+        "--grow-from", type=int, help="cp_ray on a fleet that grows from so many replicas mid-trace"
+    )
     parser.add_argument("--no-overlap", action="store_true", help="no two requests share a block")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plot", type=Path)
@@ -38,6 +41,8 @@ def run_fleet(args: argparse.Namespace) -> int:
     """Play the cells, print the rows, draw the plot if asked; the exit status."""
     from cp_ray.replay.fleet.report import as_json, plot, table
 
+    if args.grow_from is not None:
+        return _run_growth(args)
     rows: list[FleetRow] = []
     for row in bench_fleet(options_of(args)):
         rows.append(row)
@@ -46,6 +51,18 @@ def run_fleet(args: argparse.Namespace) -> int:
     sys.stdout.write((as_json(rows) if args.json else table(rows)) + "\n")
     if args.plot:
         plot(rows, args.plot)
+    return 0
+
+
+def _run_growth(args: argparse.Namespace) -> int:
+    from cp_ray.replay.fleet.growth import bench_growth
+    from cp_ray.replay.fleet.growth_report import table
+    from cp_ray.replay.fleet.report import as_json
+
+    if args.plot:
+        raise ConfigError("--plot: there is none with --grow-from", param="plot")
+    rows = list(bench_growth(options_of(args), args.grow_from))
+    sys.stdout.write((as_json(rows) if args.json else table(rows)) + "\n")
     return 0
 
 

@@ -75,7 +75,7 @@ def table(rows: Sequence[FleetRow]) -> str:
     return "\n".join(parts).lstrip("\n")
 
 
-def as_json(rows: Sequence[FleetRow]) -> str:
+def as_json(rows: Sequence[msgspec.Struct]) -> str:
     """A JSON array of objects with the rows' fields."""
     return msgspec.json.encode(list(rows)).decode()
 

@@ -6,7 +6,7 @@ told to the router at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from math import inf
 from typing import Protocol
@@ -36,6 +36,7 @@ class Simulation:
     """Runs one workload once. `done`: every job, in the order in which they ended.
 
     clients: closed loop: so many at a time, the next when one ends; arrivals are then ignored.
+    `spare`: prompts to warm caches with, asked for after every event; `warmed`: those that ended.
     """
 
     def __init__(
@@ -55,8 +56,16 @@ class Simulation:
         self._followers: dict[str, list[Job]] = {}
         self._history: dict[str, History] = {}
         self._line: list[Job] = []
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+        self.spare: Callable[[float], Iterable[Live]] = lambda _now: ()
+        self._warming: set[str] = set()
+        self.warmed: list[Live] = []
         self.done: list[Live] = []
         self.route_s = 0.0
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        """Do something at that time, before what else happens then. Later calls, later times."""
+        self._timers.append((time, action))
 
     def open_loop(self, jobs: Sequence[Job], times: Sequence[float]) -> None:
         """Play jobs; times: of those without `after`, in order."""
@@ -96,7 +105,12 @@ class Simulation:
             while events and events[0][0] != self._replicas[events[0][2]].next_s:
                 heappop(events)
             arrives = self._arriving[0][0] if self._arriving else inf
-            if events and events[0][0] <= arrives:
+            due = min(arrives, events[0][0] if events else inf)
+            if self._timers and self._timers[0][0] <= due:
+                now, action = self._timers.pop(0)
+                action()
+                self._warm(now)
+            elif events and events[0][0] <= arrives:
                 self._advance(heappop(events)[2])
             elif arrives < inf:
                 self._take(arrives)
@@ -123,6 +137,14 @@ class Simulation:
         self.route_s += self._clock() - began
         for at in touched:
             self._schedule(at)
+        self._warm(now)
+
+    def _warm(self, now: float) -> None:
+        for live in self.spare(now):
+            self._warming.add(live.request_id)
+            self._view.submitted(live)
+            self._replicas[live.replica].submit(live, now)
+            self._schedule(live.replica)
 
     def _advance(self, at: int) -> None:
         replica = self._replicas[at]
@@ -137,9 +159,13 @@ class Simulation:
         for live in ended:
             self._view.ended(live)
             self._router.ended(live, now)
-            self.done.append(live)
-            self._follow(live, now)
+            if live.request_id in self._warming:
+                self.warmed.append(live)
+            else:
+                self.done.append(live)
+                self._follow(live, now)
         self._schedule(at)
+        self._warm(now)
 
     def _follow(self, live: Live, now: float) -> None:
         followers = self._followers.pop(live.request_id, ())

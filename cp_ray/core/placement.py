@@ -22,7 +22,8 @@ PRICE_FLOOR = 1.1
 """Work has a price on an idle fleet, too: a second copy of a prefix pushes something else out."""
 PRICE_CEILING = 10.0
 """No request waits longer than its own prefill times this, beyond the shortest queue."""
-NEAR = 0.01
+NEAR = 0.05
+"""Estimates are no better than that; wider, holders lose their requests (benchmarks/LOG.md)."""
 USUAL = 0.01
 """Weight of one request in the mean prefill."""
 

@@ -12,7 +12,13 @@ from cp_ray.replay.fleet.cell import Arrivals, Cell, Hardware, Model, play
 from cp_ray.replay.fleet.policies.without import ARMS
 from cp_ray.replay.fleet.registry import RIVALS
 from cp_ray.replay.fleet.saturation import saturation
-from cp_ray.replay.fleet.workload import Workload, fitting, read_workload, without_overlap
+from cp_ray.replay.fleet.workload import (
+    Workload,
+    fitting,
+    read_workload,
+    without_answers,
+    without_overlap,
+)
 
 
 class FleetOptions(msgspec.Struct, frozen=True):
@@ -21,6 +27,7 @@ class FleetOptions(msgspec.Struct, frozen=True):
     loads: shares of the rate at which least_loaded saturates; clients per replica where arrivals
     are `closed`. orders: of rivals (`none`, `paper`). saturation_rps: None = find it first.
     overlap: False = the same sizes with blocks of which no two requests share one.
+    answers: False = one token each, prefill alone.
     """
 
     trace: Path
@@ -34,6 +41,7 @@ class FleetOptions(msgspec.Struct, frozen=True):
     requests: int | None = None
     saturation_rps: float | None = None
     overlap: bool = True
+    answers: bool = True
 
 
 class FleetRow(msgspec.Struct, frozen=True):
@@ -55,6 +63,7 @@ class FleetRow(msgspec.Struct, frozen=True):
     ttft_p50_s: float
     ttft_p99_s: float
     throughput_tok_s: float
+    chains_per_s: float
     imbalance: float
     plan_us: float
 
@@ -79,6 +88,8 @@ def prepare(options: FleetOptions) -> Workload:
     workload = read_workload(options.trace, options.requests)
     if not options.overlap:
         workload = without_overlap(workload)
+    if not options.answers:
+        workload = without_answers(workload)
     workload = fitting(workload, options.hardware.cache_tokens)
     if not workload.jobs:
         raise ConfigError(
@@ -121,6 +132,7 @@ def bench_fleet(options: FleetOptions) -> Iterator[FleetRow]:
                     out.ttft_p50_s,
                     out.ttft_p99_s,
                     out.throughput_tok_s,
+                    out.chains_per_s,
                     out.imbalance,
                     out.plan_us,
                 )

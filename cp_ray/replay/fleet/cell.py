@@ -49,8 +49,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
     throughput: prompt tokens a second whose first token came while requests still arrived (closed
     loop: until the last ended). imbalance: prefilled tokens of the busiest replica over the mean.
-    served_per_s: requests over the whole run. late: TTFT of the last quarter of arrivals over that
-    of the second.
+    served_per_s: requests over the whole run; chains_per_s: of those that wait for no other.
+    late: TTFT of the last quarter of arrivals over that of the second.
     """
 
     requests: int
@@ -61,6 +61,7 @@ class Outcome(msgspec.Struct, frozen=True):
     throughput_tok_s: float
     imbalance: float
     served_per_s: float
+    chains_per_s: float
     late: float
     plan_us: float
 
@@ -105,6 +106,7 @@ def _outcome(done: Sequence[Live], replicas: int, closed: bool, route_s: float) 
     ttft = [live.first_s - live.arrived_s for live in by_arrival]
     ranked = sorted(ttft)
     count = len(ranked)
+    chains = sum(live.job.after is None for live in done)
     prompts = sum(live.prompt_tokens for live in done)
     end_s = max(live.ended_s for live in done) if closed else by_arrival[-1].arrived_s
     served = sum(live.prompt_tokens for live in done if live.first_s <= end_s)
@@ -122,6 +124,7 @@ def _outcome(done: Sequence[Live], replicas: int, closed: bool, route_s: float) 
         throughput_tok_s=served / end_s if end_s > 0 else 0.0,
         imbalance=max(prefilled) * replicas / max(sum(prefilled), 1),
         served_per_s=count / max(live.ended_s for live in done),
+        chains_per_s=chains / max(live.ended_s for live in done),
         late=sum(ttft[-quarter:]) / second if second else 1.0,
         plan_us=route_s / count * 1e6,
     )

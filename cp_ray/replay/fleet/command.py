@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--grow-from", type=int, help="cp_ray on a fleet that grows from so many replicas mid-trace"
     )
     parser.add_argument("--no-overlap", action="store_true", help="no two requests share a block")
+    parser.add_argument("--no-answers", action="store_true", help="one token each: prefill alone")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--plot", type=Path)
 
@@ -95,6 +96,7 @@ def options_of(args: argparse.Namespace) -> FleetOptions:
         requests=args.requests,
         saturation_rps=args.saturation,
         overlap=not args.no_overlap,
+        answers=not args.no_answers,
     )
 
 

@@ -113,6 +113,12 @@ def without_overlap(workload: Workload) -> Workload:
     return Workload(f"{workload.name}_no_overlap", tuple(jobs), workload.stamps)
 
 
+def without_answers(workload: Workload) -> Workload:
+    """The same prompts, each answered by one token: prefill alone."""
+    jobs = tuple(msgspec.structs.replace(job, output_tokens=1) for job in workload.jobs)
+    return Workload(f"{workload.name}_no_answers", jobs, workload.stamps)
+
+
 def _names_agents(file: Path) -> bool:
     _, first = next(iter(numbered_lines(file)))
     return '"depends_on"' in first

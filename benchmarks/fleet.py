@@ -1,9 +1,11 @@
 """The whole grid of docs/fleet.md: `make bench-fleet`, or parts of it.
 
     python -m benchmarks.fleet --only multihoprag --cells 20     the next 20 cells of these parts
+    python -m benchmarks.fleet --forget cp_ray                   its rows and its ablations'
     python -m benchmarks.fleet --report out/fleet                tables and plots of what is there
 
-Rows are appended to out/fleet.jsonl, so that a run that was stopped goes on where it was.
+Rows are appended to benchmarks/results/fleet.jsonl, so that a run that was stopped goes on where it
+was.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from cp_ray.replay.fleet.report import plot, table
 from cp_ray.replay.fleet.saturation import saturation
 
 DATA = Path(os.environ.get("CP_RAY_DATA", "../shared/data"))
-OUT = Path("out")
+OUT = Path(__file__).parent / "results"
 LOADS = (0.8, 1.2, 0.5, 1.0)
 SEEDS = (1, 2, 3)
 STRONG = ("est_ttft", "lmetric", "llm_d", "dynamo")
@@ -71,16 +73,26 @@ PARTS = [
 """The last is the control: every cache holds the whole working set."""
 
 
-def arms() -> Iterator[tuple[int, str, str, tuple[str, ...]]]:
-    """Seed, policy, order, ablations: what decides most comes first."""
-    strong = [("cp_ray", "none"), *((policy, "paper") for policy in STRONG)]
-    strong += [(policy, "none") for policy in SEEDED if policy != "cp_ray"]
-    rest = [(policy, "none") for policy in RIVALS if policy not in SEEDED] + [("paper", "none")]
-    for seed in SEEDS:
-        yield from ((seed, policy, order, ()) for policy, order in strong)
-    for seed in SEEDS:
-        yield from ((seed, policy, order, ()) for policy, order in rest)
-        yield seed, "cp_ray", "none", ABLATE
+def arms(seed: int, strong: bool) -> Iterator[tuple[int, str, str, tuple[str, ...]]]:
+    """Seed, policy, order, ablations. strong: those that decide, else all the others."""
+    if strong:
+        yield seed, "cp_ray", "none", ()
+        yield from ((seed, policy, "paper", ()) for policy in STRONG)
+        yield from ((seed, policy, "none", ()) for policy in SEEDED if policy != "cp_ray")
+        return
+    yield from ((seed, policy, "none", ()) for policy in RIVALS if policy not in SEEDED)
+    yield seed, "paper", "none", ()
+    yield seed, "cp_ray", "none", ABLATE
+
+
+def cells(only: str, seeds: int) -> Iterator[tuple[Part, float, int, str, str, tuple[str, ...]]]:
+    """The whole grid, what decides most first: every part's strong arms, then the rest."""
+    for strong in (True, False):
+        for seed in SEEDS[:seeds]:
+            for part in PARTS:
+                if only in part.name:
+                    for arm in arms(seed, strong):
+                        yield from ((part, load, *arm) for load in LOADS)
 
 
 def options(part: Part, load: float, seed: int, policy: str, order: str) -> FleetOptions:
@@ -114,40 +126,39 @@ def read_rows() -> list[FleetRow]:
     return [msgspec.json.decode(line, type=FleetRow) for line in lines]
 
 
+def forget(policy: str) -> None:
+    """Drop the rows of a policy that has changed, and of its ablations."""
+    kept = [row for row in read_rows() if row.policy.partition("-")[0] != policy]
+    (OUT / "fleet.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in kept))
+
+
 def key(row: FleetRow) -> tuple[object, ...]:
     fleet = (row.trace, row.replicas, row.cache_tokens, row.model)
     return (*fleet, row.load, row.seed, row.policy, row.order)
 
 
-def run(only: str, cells: int | None, seeds: int) -> int:
-    OUT.mkdir(exist_ok=True)
+def run(only: str, most: int | None, seeds: int) -> int:
     done = {key(row) for row in read_rows()}
     played = 0
-    for part in [part for part in PARTS if only in part.name]:
-        for seed, policy, order, ablate in arms():
-            for load in LOADS:
-                if seed > seeds:
-                    continue
-                name = part.name.split()[0].removesuffix("_trace")
-                shown = order if policy in RIVALS else "ours"
-                fleet = (name, part.replicas, part.cache_tokens, part.model)
-                wanted = [policy, *(f"{policy}-{one}" for one in ablate)]
-                if all((*fleet, load, seed, arm, shown) in done for arm in wanted):
-                    continue
-                if played == cells:
-                    return played
-                asked = msgspec.structs.replace(
-                    options(part, load, seed, policy, order),
-                    ablate=ablate,
-                    saturation_rps=rate_of(part),
-                )
-                for row in bench_fleet(asked):
-                    if key(row) not in done:
-                        done.add(key(row))
-                        with (OUT / "fleet.jsonl").open("ab") as out:
-                            out.write(msgspec.json.encode(row) + b"\n")
-                played += 1
-                print(part.name, load, seed, policy, order, flush=True)
+    for part, load, seed, policy, order, ablate in cells(only, seeds):
+        name = part.name.split()[0].removesuffix("_trace")
+        shown = order if policy in RIVALS else "ours"
+        fleet = (name, part.replicas, part.cache_tokens, part.model)
+        wanted = [policy, *(f"{policy}-{one}" for one in ablate)]
+        if all((*fleet, load, seed, arm, shown) in done for arm in wanted):
+            continue
+        if played == most:
+            return played
+        asked = msgspec.structs.replace(
+            options(part, load, seed, policy, order), ablate=ablate, saturation_rps=rate_of(part)
+        )
+        for row in bench_fleet(asked):
+            if key(row) not in done:
+                done.add(key(row))
+                with (OUT / "fleet.jsonl").open("ab") as out:
+                    out.write(msgspec.json.encode(row) + b"\n")
+        played += 1
+        print(part.name, load, seed, policy, order, flush=True)
     return played
 
 
@@ -172,8 +183,12 @@ def main() -> None:
     parser.add_argument("--only", default="", help="parts whose name contains this")
     parser.add_argument("--cells", type=int, help="stop after so many; 0 played = all is there")
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    parser.add_argument("--forget", metavar="POLICY", help="drop its rows, play nothing")
     parser.add_argument("--report", type=Path, help="write tables.md and plots, play nothing")
     args = parser.parse_args()
+    if args.forget:
+        forget(args.forget)
+        return
     if args.report:
         report(args.report)
         return

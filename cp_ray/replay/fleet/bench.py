@@ -59,6 +59,7 @@ class FleetRow(msgspec.Struct, frozen=True):
     policy: str
     order: str
     hit_ratio: float
+    block_hits: float
     ttft_mean_s: float
     ttft_p50_s: float
     ttft_p99_s: float
@@ -128,6 +129,7 @@ def bench_fleet(options: FleetOptions) -> Iterator[FleetRow]:
                     policy,
                     order,
                     out.hit_ratio,
+                    out.block_hits,
                     out.ttft_mean_s,
                     out.ttft_p50_s,
                     out.ttft_p99_s,

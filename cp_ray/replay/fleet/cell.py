@@ -47,6 +47,7 @@ class Cell(msgspec.Struct, frozen=True):
 class Outcome(msgspec.Struct, frozen=True):
     """What came of a cell. Times in seconds.
 
+    block_hits: tokens of blocks found cached, over those sent; hit_ratio is of whole prompts.
     throughput: prompt tokens a second whose first token came while requests still arrived (closed
     loop: until the last ended). imbalance: prefilled tokens of the busiest replica over the mean.
     served_per_s: requests over the whole run; chains_per_s: of those that wait for no other.
@@ -55,6 +56,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     requests: int
     hit_ratio: float
+    block_hits: float
     ttft_mean_s: float
     ttft_p50_s: float
     ttft_p99_s: float
@@ -107,6 +109,7 @@ def _outcome(done: Sequence[Live], replicas: int, closed: bool, route_s: float) 
     ranked = sorted(ttft)
     count = len(ranked)
     chains = sum(live.job.after is None for live in done)
+    sent, found = (sum(of) for of in zip(*(live.block_tokens() for live in done), strict=True))
     prompts = sum(live.prompt_tokens for live in done)
     end_s = max(live.ended_s for live in done) if closed else by_arrival[-1].arrived_s
     served = sum(live.prompt_tokens for live in done if live.first_s <= end_s)
@@ -118,6 +121,7 @@ def _outcome(done: Sequence[Live], replicas: int, closed: bool, route_s: float) 
     return Outcome(
         requests=count,
         hit_ratio=sum(live.cached for live in done) / prompts,
+        block_hits=found / max(sent, 1),
         ttft_mean_s=sum(ttft) / count,
         ttft_p50_s=ranked[count // 2],
         ttft_p99_s=ranked[count * 99 // 100],

@@ -78,6 +78,15 @@ class Live:
         self.pieces = (*earlier, *blocks, question)
         self.prompt_tokens = sum(tokens for _, tokens in self.pieces)
 
+    def block_tokens(self) -> tuple[int, int]:
+        """Tokens of the blocks sent, and how many of them were found in the cache."""
+        before = sum(
+            tokens for _, tokens in (self.history.pieces if self.history else self.job.head)
+        )
+        lengths = self.job.request.lengths
+        sent = sum(lengths[block] for block in self.context)
+        return sent, max(0, min(self.cached - before, sent))
+
     def as_history(self) -> History:
         """What a later turn of the conversation begins with."""
         before = self.history.seen if self.history else frozenset()

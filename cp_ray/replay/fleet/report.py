@@ -63,11 +63,12 @@ def table(rows: Sequence[FleetRow]) -> str:
             parts.append(
                 f"\n**{row.trace}**, {row.requests} requests, {row.replicas} replicas of "
                 f"{row.cache_tokens:,} tokens, model `{row.model}`, {row.arrivals}{rate}\n\n"
-                "| load | policy | hit ratio | mean TTFT, s | p50, s | p99, s | tokens/s "
-                "| chains/s | imbalance |\n|---|---|---:|---:|---:|---:|---:|---:|---:|"
+                "| load | policy | hit ratio | of blocks | mean TTFT, s | p50, s | p99, s "
+                "| tokens/s | chains/s | imbalance |\n|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
             )
         parts.append(
             f"| {row.load:g} | {group.arm} | {group.mean('hit_ratio'):.3f} "
+            f"| {group.mean('block_hits'):.3f} "
             f"| {_with_interval(group, 'ttft_mean_s', 3)} | {group.mean('ttft_p50_s'):.3f} "
             f"| {_with_interval(group, 'ttft_p99_s', 2)} | {group.mean('throughput_tok_s'):,.0f} "
             f"| {group.mean('chains_per_s'):.2f} | {group.mean('imbalance'):.2f} |"

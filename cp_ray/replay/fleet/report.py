@@ -64,7 +64,7 @@ def table(rows: Sequence[FleetRow]) -> str:
                 f"\n**{row.trace}**, {row.requests} requests, {row.replicas} replicas of "
                 f"{row.cache_tokens:,} tokens, model `{row.model}`, {row.arrivals}{rate}\n\n"
                 "| load | policy | hit ratio | of blocks | mean TTFT, s | p50, s | p99, s "
-                "| tokens/s | chains/s | imbalance |\n|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+                "| tokens/s | chains/s | imbalance |\n|---|---|" + 8 * "---:|"
             )
         parts.append(
             f"| {row.load:g} | {group.arm} | {group.mean('hit_ratio'):.3f} "

@@ -10,11 +10,12 @@ import pytest
 import ray
 
 from cp_ray.config import AppConfig
+from cp_ray.core.prewarm import MIN_USES
 from cp_ray.named_actor import NAMESPACE, index_prefix, names_with
 from cp_ray.store import wire
 from tests.e2e.support import TOPICS, application, ask, index_state, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 NAME = "warmed"
 
 
@@ -31,7 +32,7 @@ def test_the_replica_in_a_dead_ones_place_is_warmed_while_it_is_idle(serve_url: 
     )
     with application(serve_url, NAME, config) as base:
         until(lambda: len(index_state(NAME)["replicas"]) == 2)
-        for question in range(4):
+        for question in range(MIN_USES):
             for topic in range(4):
                 documents = [f"{TOPICS[topic]} {block}" for block in range(3)]
                 ask(base, documents, f"{question}?")

@@ -17,7 +17,7 @@ import msgspec
 from cp_ray.core.memory import Memory
 from cp_ray.core.node import ContextNode
 from cp_ray.core.record import Record
-from cp_ray.core.types import Context, HeadId, ReplicaId, ReplicaInfo
+from cp_ray.core.types import Context, HeadId, ReplicaId, ReplicaInfo, RequestId
 
 NEWEST = 10_000
 """Records looked at; bounds the time of a decision to some 50 ms."""
@@ -28,21 +28,28 @@ SHARE = 0.5
 
 
 class WarmPrefix(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt to prefill. uses: of the newest requests, those that begin so."""
+    """A prompt to prefill. request: one that begins so. uses: how many of the newest do."""
 
+    request: RequestId
     head: HeadId
     head_tokens: int
     context: Context
     block_tokens: tuple[int, ...]
     uses: int
 
+    @property
+    def tokens(self) -> int:
+        """Length of the prompt."""
+        return self.head_tokens + sum(self.block_tokens)
+
 
 class _Seen:
     """A node and what the newest records say of it. load: prompt tokens of those below it."""
 
-    __slots__ = ("load", "record", "uses")
+    __slots__ = ("load", "record", "request", "uses")
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, request: RequestId, record: Record) -> None:
+        self.request = request
         self.record = record
         self.uses = 0
         self.load = 0
@@ -83,7 +90,7 @@ def _newest(memory: Memory) -> dict[ContextNode, _Seen]:
         while node.parent is not None:
             one = seen.get(node)
             if one is None:
-                one = seen[node] = _Seen(record)
+                one = seen[node] = _Seen(request, record)
             one.uses += 1
             one.load += record.tokens_left
             node = node.parent
@@ -108,6 +115,8 @@ def _fitting(
             taken.add(node)
             record = one.record
             prefixes.append(
-                WarmPrefix(record.head, record.head_tokens, node.context, tokens, one.uses)
+                WarmPrefix(
+                    one.request, record.head, record.head_tokens, node.context, tokens, one.uses
+                )
             )
     return prefixes

@@ -24,9 +24,11 @@ from cp_ray.core.types import (
     PlanRequest,
     ReplicaInfo,
     ReplicaMessage,
+    RequestId,
     Routed,
     Settled,
 )
+from cp_ray.core.warming import Offer, Warming
 from cp_ray.errors import ConfigError
 from cp_ray.index_actor.journal import IndexJournal
 from cp_ray.index_actor.observer import Observer
@@ -62,6 +64,7 @@ class IndexActor:
         self._called = self._began = time.monotonic()
         self._has_live = asyncio.Event()
         self._hearing = Hearing(self._index)
+        self._warming = Warming(self._index)
         self._reader = ReportReader(self._connect, self._apply, self._dump_requests)
         self._journal = IndexJournal(self._index, self._connect, self._known_live, self._reader.ask)
         self._live_set = LiveSet(app, ENGINE, self._set_live)
@@ -103,6 +106,16 @@ class IndexActor:
             elif isinstance(feedback, Settled) and feedback.ok:
                 self._journal.ended(feedback.request_id)
 
+    async def warm_offers(self) -> bytes:
+        """Wire-encoded list[Offer]: what replicas that joined should prefill now."""
+        return wire.encode(self._warming.offers())
+
+    async def warm(self, payload: bytes, name: str) -> bytes:
+        """Wire-encoded Offer -> Step under this name; nothing when it is too late for it."""
+        offer = wire.decode(payload, Offer)
+        step = self._warming.claim(offer, RequestId(name), time.monotonic())
+        return wire.encode(step) if step is not None else b""
+
     async def tell(self, payload: bytes) -> None:
         """Wire-encoded list[Story]."""
         self._observer.tell(wire.decode(payload, list[Story]))
@@ -126,7 +139,8 @@ class IndexActor:
     async def counters(self) -> dict[str, int]:
         """Counts since the start of the actor."""
         shells = self._reader.counters() | self._journal.counters()
-        return self._index.counters() | shells | {"plans_too_late": self._late}
+        own = self._warming.counters() | {"plans_too_late": self._late}
+        return self._index.counters() | shells | own
 
     async def state(self) -> dict[str, Any]:
         """Live replicas, sizes, report counts, and where they come from; JSON types."""
@@ -153,8 +167,11 @@ class IndexActor:
         return wire.encode(held)
 
     def _set_live(self, live: list[ReplicaInfo]) -> None:
+        before = {info.replica for info in self._live}
         self._live = live
         self._index.set_replicas(live)
+        if before and self._config.prewarm:  # the first ones have nobody to learn from
+            self._warming.joined([info for info in live if info.replica not in before])
         if live:
             self._has_live.set()
 

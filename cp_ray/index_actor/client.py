@@ -13,7 +13,8 @@ from typing import Any
 from ray.exceptions import RayError
 
 from cp_ray.config import AppConfig
-from cp_ray.core.types import Feedback, PlanRequest, Settled, Step
+from cp_ray.core.types import Feedback, PlanRequest, RequestId, Settled, Step
+from cp_ray.core.warming import Offer
 from cp_ray.errors import WireError
 from cp_ray.index_actor.actor import obtain_index
 from cp_ray.store import wire
@@ -100,6 +101,27 @@ class IndexClient:
             self._counters["feedback_dropped"] += 1
         self._buffer.append(event)
         self._heard.set()
+
+    async def warm_offers(self) -> list[Offer]:
+        """What replicas that joined should prefill now; none while the index is down."""
+        if not self._up:
+            return []
+        try:
+            answer = await asyncio.wait_for(self._actor.warm_offers.remote(), PROBE_TIMEOUT_S)
+        except (RayError, TimeoutError):  # the next plan or probe finds out what is wrong
+            return []
+        return wire.decode(answer, list[Offer])
+
+    async def warm(self, offer: Offer, name: RequestId) -> Step | None:
+        """The plan for an offer, to be sent under this name; None when it is too late."""
+        try:
+            answer = await asyncio.wait_for(
+                self._actor.warm.remote(wire.encode(offer), name), PROBE_TIMEOUT_S
+            )
+        except (RayError, TimeoutError):
+            self.feedback(Settled(name, 0, ok=False))  # it may be planned all the same
+            return None
+        return wire.decode(answer, Step) if answer else None
 
     async def state(self) -> dict[str, Any] | None:
         """The actor's `state()`; None when the index is down."""

@@ -18,8 +18,9 @@ from cp_ray.router.dispatch import Dispatcher
 from cp_ray.router.endpoints import build_api
 from cp_ray.router.fleet_page import Fleet
 from cp_ray.router.liveness import Liveness
-from cp_ray.router.service import Service
+from cp_ray.router.service import Service, new_id
 from cp_ray.router.tokenizer import HuggingFaceTokenizer, PromptTokenizer, WordTokenizer
+from cp_ray.router.warming import Warmer
 from cp_ray.router.watch import Observer
 from cp_ray.store import wire
 from cp_ray.store.client import Store
@@ -49,21 +50,24 @@ class Router:
         teller = Teller(self._index)
         self._fleet = Fleet(config, teller)
         self._engine = engine
+        liveness = Liveness(
+            engine,
+            ask_after_s=config.health_check_period_s,
+            answer_s=config.health_check_timeout_s,
+        )
+        dispatcher = Dispatcher(engine, liveness)
+        warmer = Warmer(self._index, dispatcher, new_id)
+        warms = config.prewarm and config.reuse != "plain"
+        self._warming = asyncio.create_task(warmer.run()) if warms else None
         self._service = Service(
             config,
             tokenizer=tokenizer,
             planner=self._index,
-            dispatcher=Dispatcher(
-                engine,
-                Liveness(
-                    engine,
-                    ask_after_s=config.health_check_period_s,
-                    answer_s=config.health_check_timeout_s,
-                ),
-            ),
+            dispatcher=dispatcher,
             store=self._store,
             fetch_info=self._fetch_info,
             observer=Observer(app, teller.tell if config.reuse != "plain" else None),
+            sent=warmer.sent if warms else None,
         )
 
     async def _wait_for_index(self) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-from cp_ray.core.types import Feedback, PlanRequest, Step
+from cp_ray.core.types import Feedback, PlanRequest, RequestId, Step
+from cp_ray.core.warming import Offer
 from cp_ray.workers.engine import Delivery, EngineInfo, EngineRequest
 
 
@@ -14,6 +15,19 @@ class Planner(Protocol):
 
     async def plan(self, requests: list[PlanRequest]) -> list[Step] | None:
         """One step for each request, any order; None = down or late: pass through."""
+
+    def feedback(self, event: Feedback) -> None:
+        """Tell the index what happened; never blocks, never raises."""
+
+
+class WarmPlanner(Protocol):
+    """The index, where it has replicas warmed that have just joined."""
+
+    async def warm_offers(self) -> list[Offer]:
+        """What they should prefill now, the most used first."""
+
+    async def warm(self, offer: Offer, name: RequestId) -> Step | None:
+        """Claim an offer under a new request's name; None = too late."""
 
     def feedback(self, event: Feedback) -> None:
         """Tell the index what happened; never blocks, never raises."""

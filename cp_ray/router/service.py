@@ -35,7 +35,8 @@ _READY_S = 5.0
 _LEVELS: tuple[Reuse, ...] = ("plain", "route", "full")
 
 
-def _new_id() -> str:
+def new_id() -> str:
+    """A request's name, unique in the world."""
     return uuid.uuid4().hex
 
 
@@ -51,10 +52,12 @@ class Service:
         dispatcher: Dispatcher,
         store: RecordStore | None,
         fetch_info: FetchInfo,
-        new_id: Callable[[], str] = _new_id,
+        new_id: Callable[[], str] = new_id,
         clock: Callable[[], float] = time.time,
         observer: Observer | None = None,
+        sent: Callable[[EngineRequest], None] | None = None,
     ) -> None:
+        """sent: is told every request that was planned, before it goes out."""
         self.config = config
         self.auth = Authenticator(config)
         self.quotas = Quotas(config)
@@ -67,6 +70,7 @@ class Service:
         self.new_id = new_id
         self.clock = clock
         self.observer = observer or Observer()
+        self._sent = sent
         self._dispatcher = dispatcher
         self._fetch_info = fetch_info
         self._info: EngineInfo | None = None
@@ -143,13 +147,16 @@ class Service:
             # No await until the request is on its way: the window's order must hold.
             order = step.context if step is not None else prepared.plan.context
             finished = self.assembler.finish(prepared, order)
+            engine_request = EngineRequest(
+                prepared.plan.request_id,
+                finished.prompt,
+                request.sampling(self._output_tokens(request, len(finished.prompt))),
+                self.auth.view(tenant, request).cache_salt,
+            )
+            if step is not None and self._sent is not None:
+                self._sent(engine_request)
             call = Call(
-                EngineRequest(
-                    prepared.plan.request_id,
-                    finished.prompt,
-                    request.sampling(self._output_tokens(request, len(finished.prompt))),
-                    self.auth.view(tenant, request).cache_salt,
-                ),
+                engine_request,
                 prepared,
                 step,
                 planner=self.planner,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 
 from cp_ray.core.pages import Piece
-from cp_ray.core.prewarm import WarmPrefix, warm_prefixes
-from cp_ray.core.types import HeadId, PlanRequest, RequestId
+from cp_ray.core.types import RequestId, Step
+from cp_ray.core.warming import Offer, Warming
 from cp_ray.replay.fleet.job import Job, Live
 from cp_ray.replay.fleet.policies.cp_ray import CpRay
 from cp_ray.replay.trace import TraceRequest
@@ -22,44 +21,51 @@ class Growing(CpRay):
         super().__init__(replicas, page_size, capacity_tokens)
         self._all = list(self.index.replicas.live.values())
         self._first = first
-        self._warm = warm
-        self._heads: dict[HeadId, tuple[Piece, ...]] = {}
-        self._due: dict[int, deque[WarmPrefix]] = {}
+        self._warming = Warming(self.index) if warm else None
+        self._sent: dict[RequestId, Live] = {}
         self._number = 0
         self.index.set_replicas(self._all[:first])
 
-    def asked(self, live: Live) -> PlanRequest:
-        """Remember the texts of heads, which a prompt to warm begins with."""
-        request = super().asked(live)
-        self._heads[request.head] = live.history.pieces if live.history else live.job.head
-        return request
+    def send(self, live: Live, step: Step) -> None:
+        """Keep what was sent, as a router does."""
+        super().send(live, step)
+        if self._warming is not None:
+            self._sent[live.request_id] = live
 
     def join(self) -> None:
         """The other replicas can take requests."""
         self.index.set_replicas(self._all)
-        if self._warm:
-            joining = self._all[self._first :]
-            warm = warm_prefixes(self.index.memory, joining, len(self._all))
-            self._due = {self._at[name]: deque(prefixes) for name, prefixes in warm.items()}
+        if self._warming is not None:
+            self._warming.joined(self._all[self._first :])
 
     def spare(self, now: float) -> Iterator[Live]:
         """What replicas that have nothing to prefill should: at most one prompt each."""
-        for at, prefixes in list(self._due.items()):
-            if self.index.load.ledger.prefill_tokens(self.names[at]):
-                continue
-            if not prefixes:
-                del self._due[at]
-                continue
-            yield self._prompt(prefixes.popleft(), at, now)
+        if self._warming is None:
+            return
+        given = set()
+        for offer in self._warming.offers():
+            if offer.replica not in given:
+                given.add(offer.replica)
+                self._number += 1
+                name = RequestId(f"warm-{self._number}")
+                if self._warming.claim(offer, name, now) is not None:
+                    yield self._prompt(name, offer, now)
 
-    def _prompt(self, prefix: WarmPrefix, at: int, now: float) -> Live:
-        self._number += 1
-        name = RequestId(f"warm-{self._number}")
-        planned = PlanRequest(
-            name, prefix.head, prefix.head_tokens, prefix.context, prefix.block_tokens, 1, False
-        )
-        self.index.plan([planned], now, only=self.names[at])
-        request = TraceRequest(name, "", prefix.context, prefix.block_tokens, 1, movable=False)
-        live = Live(Job(request, 1, self._heads[prefix.head]), now, None)
-        live.replica = at
+    def _prompt(self, name: RequestId, offer: Offer, now: float) -> Live:
+        """The beginning of a prompt that was sent: head, and whole blocks."""
+        sent = self._sent[offer.request]
+        head = sent.history.pieces if sent.history else sent.job.head
+        left = offer.tokens - sum(tokens for _, tokens in head)
+        lengths = sent.job.request.lengths
+        blocks = []
+        for block in sent.context:
+            if left <= 0:
+                break
+            blocks.append(block)
+            left -= lengths[block]
+        sizes = tuple(lengths[block] for block in blocks)
+        request = TraceRequest(name, "", tuple(blocks), sizes, 1, movable=False)
+        pieces: tuple[Piece, ...] = head
+        live = Live(Job(request, 1, pieces), now, None)
+        live.replica = self._at[offer.replica]
         return live

@@ -1,0 +1,54 @@
+"""A replica that Serve puts in the place of a dead one is warmed by what the others are asked."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psutil
+import pytest
+import ray
+
+from cp_ray.config import AppConfig
+from cp_ray.core.prewarm import MIN_USES
+from cp_ray.named_actor import NAMESPACE, index_prefix, names_with
+from cp_ray.store import wire
+from tests.e2e.support import TOPICS, application, ask, index_state, until
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+NAME = "warmed"
+
+
+def records() -> dict[str, dict[str, int]]:
+    """Ended requests of each replica, and the tokens they have left, as the index believes."""
+    (name,) = names_with(index_prefix(NAME))
+    actor = ray.get_actor(name, NAMESPACE)
+    return wire.decode(ray.get(actor.records.remote(), timeout=10), dict[str, dict[str, int]])
+
+
+def test_the_replica_in_a_dead_ones_place_is_warmed_while_it_is_idle(serve_url: str) -> None:
+    config = AppConfig(
+        engine="simulated", replicas=2, prewarm=True, health_check_period_s=1, reuse="full"
+    )
+    with application(serve_url, NAME, config) as base:
+        until(lambda: len(index_state(NAME)["replicas"]) == 2)
+        for question in range(MIN_USES):
+            for topic in range(4):
+                documents = [f"{TOPICS[topic]} {block}" for block in range(3)]
+                ask(base, documents, f"{question}?")
+        before = set(index_state(NAME)["replicas"])
+        assert all(records().get(replica) for replica in before), "both were asked"
+        engines = [
+            process.pid
+            for process in psutil.process_iter(["cmdline"])
+            if f"ray::ServeReplica:{NAME}:Engine" in " ".join(process.info["cmdline"] or [])
+        ]
+        os.kill(engines[0], signal.SIGKILL)
+        until(lambda: len(set(index_state(NAME)["replicas"]) - before) == 1, 90)
+        (joined,) = set(index_state(NAME)["replicas"]) - before
+        until(lambda: index_state(NAME)["counters"].get("warmed", 0) >= 1)
+        until(lambda: bool(records().get(joined)))
+        assert max(records()[joined].values()) > 180
+        counters = index_state(NAME)["counters"]
+        assert counters["warmed_tokens"] > 180
+        assert counters.get("audit_mismatches", 0) == 0

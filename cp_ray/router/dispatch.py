@@ -53,9 +53,9 @@ class Dispatcher:
 
         step: where to; None balances by load. A replica that died or stopped, or whose engine did,
         before its first token costs another try elsewhere; behind it, it is an EngineError. Closing
-        the iterator aborts the request in the engine. Raises the engine's own CpRayError, Overloaded
-        when the queue is full, EngineUnavailable when no replica could take it, EngineError when
-        one failed on it.
+        the iterator aborts the request in the engine. Raises the engine's own CpRayError,
+        Overloaded when the queue is full, EngineUnavailable when no replica could take it,
+        EngineError when one failed on it.
         """
         payload = wire.encode(request)
         plan = _call_plan(step, self._liveness.stopped)

@@ -23,7 +23,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     sendings: under way or begun since. cut: those that broke and that the fault excuses. refused:
     found the port closed, where the fault excuses that. wrong: the others that failed. lost:
-    requests never answered. slowest_s: the longest that one sending took.
+    requests never answered. slowest_s: the longest that one sending took, plain ones apart.
     """
 
     fault: str
@@ -34,6 +34,7 @@ class Outcome(msgspec.Struct, frozen=True):
     wrong: tuple[str, ...]
     lost: int
     slowest_s: float
+    slowest_plain_s: float
     detected_s: float | None
     converged_s: float | None
     why_not: str
@@ -78,16 +79,21 @@ async def suffer(
         refused=sum(sending.refused for sending in excused),
         wrong=tuple(f"{s.to_s - began_s:.1f} s: {s.error}" for s in failed if s not in excused),
         lost=len(load.lost) - lost,
-        slowest_s=max((s.to_s - s.from_s for s in seen), default=0.0),
+        slowest_s=_slowest(seen, plain=False),
+        slowest_plain_s=_slowest(seen, plain=True),
         detected_s=detected,
         converged_s=converged_s,
         why_not="" if converged_s is not None else why,
     )
 
 
+def _slowest(seen: list[Sending], *, plain: bool) -> float:
+    return max((s.to_s - s.from_s for s in seen if s.plain is plain), default=0.0)
+
+
 def _not_yet(load: Load, began_s: float) -> str:
     """What clients still miss; "" when nothing."""
-    answered = [s for s in load.log if s.from_s > began_s and s.error is None]
+    answered = [s for s in load.log if s.from_s > began_s and s.error is None and not s.plain]
     if len(answered) < ENOUGH:
         return f"{len(answered)} answers since"
     unplanned = sum(sending.reason == "passthrough" for sending in answered[-PLANNED:])

@@ -34,7 +34,7 @@ def _hang(module) -> None:
     sleep_until, ping = engine._sleep_until, engine.ping
 
     async def while_hung() -> None:
-        while os.pread(file, 1, os.getpid()) not in (b"", b"\0"):
+        while os.pread(file, 1, os.getpid()) not in (b"", b"\0"):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
     async def hung_sleep(moment) -> None:

@@ -42,6 +42,7 @@ def test_what_vllm_refuses_is_the_callers_fault(loop, subject, prompt, sampling)
 def test_a_stopped_engine_process_gives_no_sign_of_life(loop, subject):
     async def run() -> None:
         (core,) = multiprocessing.active_children()
+        assert core.pid is not None
         os.kill(core.pid, signal.SIGSTOP)
         asked = asyncio.create_task(subject.engine.ping())
         done, _ = await asyncio.wait({asked}, timeout=2)

@@ -31,8 +31,8 @@ from cp_ray.demo.soak_state import Fills, fills, index_state, redis_keys
 NAME = "soak"
 SATURATE_S, SAMPLE_S, WARM_STEP_S = 10.0, 5.0, 15.0
 SETTINGS: dict[str, Any] = {
-    "cache_tokens": 65_536,
-    "index_records": 1000,
+    "cache_tokens": 131_072,
+    "index_records": 200,
     "tokenizer_cache_tokens": 200_000,
     "reports_kept": 1000,
     "conversation_ttl_s": 20,

@@ -27,6 +27,7 @@ from cp_ray.config import AppConfig
 from cp_ray.demo.growth import Growth, Sample, growth, sizes
 from cp_ray.demo.soak_load import Clients
 from cp_ray.demo.soak_state import Fills, fills, index_state, redis_keys
+from cp_ray.store.connection import MAX_CONNECTIONS
 
 NAME = "soak"
 SATURATE_S, SAMPLE_S, WARM_STEP_S = 10.0, 5.0, 15.0
@@ -41,6 +42,8 @@ SETTINGS: dict[str, Any] = {
 DRAIN_S = 1.5 * SETTINGS["conversation_ttl_s"]
 MOST_LATE = 0.01
 """Share of requests that may find no room, or the load was no longer the one that was asked for."""
+MOST_FILES = MAX_CONNECTIONS + 8
+"""Open files more: a burst fills the pool of connections to Redis, which stays."""
 FIXED_KEYS = 8
 """Streams, journal, snapshot and counter; whatever the traffic, there are no more after it."""
 
@@ -99,7 +102,7 @@ class Soak(msgspec.Struct, frozen=True):
                 found.append(f"{kind} grows by {grown.mb_per_minute:.2f} MB a minute")
             if grown.verdict == "not sure":
                 found.append(f"{kind} may grow or not: measure for longer, or where it is quieter")
-            if grown.files > 8:
+            if grown.files > MOST_FILES:
                 found.append(f"{kind} has {grown.files} more files open")
         return found
 

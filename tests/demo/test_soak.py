@@ -74,7 +74,7 @@ def test_a_leak_of_memory_or_of_files_is_a_fault() -> None:
     leak = soak(samples(3.0, noise=1.0))
     assert "router grows by" in leak.faults[0]
     assert abs(leak.growth["router"].mb_per_minute - 3) < 0.5
-    assert "more files" in soak(samples(0.0, noise=1.0, files=30)).faults[0]
+    assert "more files" in soak(samples(0.0, noise=1.0, files=90)).faults[0]
 
 
 def test_what_is_left_behind_is_a_fault() -> None:

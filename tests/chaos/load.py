@@ -59,6 +59,7 @@ class Load:
         self._headers = {"x-cp-ray-explain": "1", "authorization": f"Bearer {key}"}
         self.log: list[Sending] = []
         self.lost: list[int] = []
+        self._open: dict[int, float] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     def clock(self) -> float:
@@ -75,6 +76,10 @@ class Load:
         await asyncio.gather(*self._tasks)
         await self._http.aclose()
 
+    def longest_wait_s(self) -> float:
+        """How long the oldest sending under way has waited."""
+        return max((self.clock() - from_s for from_s in self._open.values()), default=0.0)
+
     def since(self, moment_s: float) -> list[Sending]:
         """What was under way at that moment, or began later."""
         return [sending for sending in self.log if sending.to_s >= moment_s]
@@ -89,7 +94,9 @@ class Load:
         body = self._body(number)
         began_s, tries, pause_s = self.clock(), 0, 0.2
         while tries < TRIES and self.clock() - began_s < PATIENCE_S:
+            self._open[number] = self.clock()
             sending = await self._send(number, body)
+            del self._open[number]
             self.log.append(sending)
             if sending.error is None:
                 return

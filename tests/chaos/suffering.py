@@ -14,6 +14,8 @@ from tests.chaos.load import Load, Sending
 
 ENOUGH = 10
 """Answers to requests sent after a fault without which nothing is well again."""
+LONGEST_S = 5.0
+"""A request under way for longer than this waits for something that is not well yet."""
 PLANNED = 5
 """So many last answers must have been planned: nothing passes through any more."""
 
@@ -61,6 +63,8 @@ async def suffer(
         agreed, why = await fleet.agreed()
         if agreed:
             why = _not_yet(load, began_s)
+        if fault.hidden and not watch.done():
+            why = "not noticed yet"
         if agreed and not why:
             converged_s = load.clock() - began_s
             break
@@ -96,6 +100,8 @@ def _not_yet(load: Load, began_s: float) -> str:
     answered = [s for s in load.log if s.from_s > began_s and s.error is None and not s.plain]
     if len(answered) < ENOUGH:
         return f"{len(answered)} answers since"
+    if load.longest_wait_s() > LONGEST_S:
+        return f"a request has waited for {load.longest_wait_s():.1f} s"
     unplanned = sum(sending.reason == "passthrough" for sending in answered[-PLANNED:])
     return f"{unplanned} of the last {PLANNED} answers were not planned" if unplanned else ""
 

@@ -69,6 +69,7 @@ def _hashed_words(text: Any) -> Any:
 
 
 DIGEST = b"sha256:"
+MOST_FOLLOWED = 1 << 16
 Key = Annotated[SecretStr, BeforeValidator(_hashed_words)]
 Keys = Annotated[dict[str, SecretStr], BeforeValidator(_hashed)]
 
@@ -162,12 +163,23 @@ class AppConfig(BaseModel):
     conversation_max_bytes: int = Field(
         default=8 << 20, ge=1024, description="of one conversation's texts; then it begins afresh"
     )
+    reports_kept: int = Field(
+        default=100_000,
+        ge=100,
+        description="eviction reports kept in Redis, some 250 bytes each; who reads later than "
+        "that asks for a dump",
+    )
 
     # Router.
     ingress_replicas: int = Field(default=1, ge=1)
     window_ms: float = Field(default=5.0, ge=0, le=1000)
     window_max: int = Field(default=64, ge=1)
     plan_deadline_ms: float = Field(default=250.0, gt=0)
+    tokenizer_cache_tokens: int = Field(
+        default=8_000_000,
+        ge=1000,
+        description="of tokenized texts that a Router keeps, 4 bytes each; a text counts 64 more",
+    )
     api_keys: Keys = Field(
         default_factory=dict,
         description="tenant -> bearer keys parted by spaces, or their sha256:HEX; empty = open",
@@ -235,6 +247,11 @@ class AppConfig(BaseModel):
     def to_json(self) -> str:
         """Every setting, secrets in the clear, for our own processes: `model_validate_json`."""
         return json.dumps(self.model_dump(mode="python"), default=_reveal)
+
+    @property
+    def followed_requests(self) -> int:
+        """How many requests an engine follows: not more than the index could know of."""
+        return min(MOST_FOLLOWED, self.index_records)
 
     @property
     def public_model_name(self) -> str:

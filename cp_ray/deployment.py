@@ -18,7 +18,7 @@ from cp_ray.index_actor.actor import ENGINE, new_index
 from cp_ray.prerequisites import refuse_early
 from cp_ray.router.auth import Authenticator
 from cp_ray.router.ingress import Router
-from cp_ray.router.request_router import PlannedReplicaRouter
+from cp_ray.router.request_router import PlainReplicaRouter, PlannedReplicaRouter
 from cp_ray.workers import sglang_args, vllm_args
 from cp_ray.workers.replica import EngineReplica
 
@@ -47,7 +47,7 @@ def app(args: AppConfig) -> Application:
         # One line a generation is the ingress' business; errors still come.
         logging_config=LoggingConfig(enable_access_log=False),
         **engine_resources(args),
-        **_request_router(args),
+        request_router_config=_request_router(args),
     )
     in_flight = args.replicas * args.max_ongoing_requests
     router = serve.deployment(Router).options(
@@ -105,16 +105,12 @@ def engine_resources(args: AppConfig) -> dict[str, Any]:
     }
 
 
-def _request_router(args: AppConfig) -> dict[str, Any]:
+def _request_router(args: AppConfig) -> RequestRouterConfig:
     if args.reuse == "plain":
-        return {}
-    return {
-        "request_router_config": RequestRouterConfig(
-            request_router_class=PlannedReplicaRouter,
-            initial_backoff_s=0.01,
-            max_backoff_s=0.1,
-        )
-    }
+        return RequestRouterConfig(request_router_class=PlainReplicaRouter)
+    return RequestRouterConfig(
+        request_router_class=PlannedReplicaRouter, initial_backoff_s=0.01, max_backoff_s=0.1
+    )
 
 
 def __getattr__(name: str) -> Any:

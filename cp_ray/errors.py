@@ -7,6 +7,7 @@ Raise where the fault is known, map once at the boundary (`to_http`); never log 
     +- Unauthorized        401
     +- Overloaded          429 (this tenant) or 503 (everybody): carries Retry-After
     +- EngineError         502: the engine took the request and failed
+    |  +- EngineGone           : it is dead or hangs; before the first token another one is asked
     +- EngineUnavailable   503: no replica could take it
     +- IndexUnavailable    never reaches a client: the request passes through
     +- StoreUnavailable    never reaches a client: Redis is down or late, go on without it
@@ -73,6 +74,10 @@ class EngineError(CpRayError):
 
     status = 502
     kind = "engine_error"
+
+
+class EngineGone(EngineError):
+    """The engine of this replica is dead or hangs: nothing it has will come, another may serve."""
 
 
 class EngineUnavailable(CpRayError):

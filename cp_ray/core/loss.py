@@ -27,14 +27,14 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from cp_ray.core.node import ContextNode
 from cp_ray.core.record import Record
 from cp_ray.core.replicas import ReplicaTable
-from cp_ray.core.seen import Seen, prefixes
+from cp_ray.core.seen import Seen, bound, prefixes
 from cp_ray.core.types import BlockId, Context, PlanRequest, RequestId, Settled
 from cp_ray.errors import InvariantError
 
@@ -176,7 +176,7 @@ class LossLedger:
         sums.cached_tokens += min(settled.cached_tokens, total)
         sums.beyond_belief += max(0, settled.cached_tokens - found.held.by(found.holder))
         self._last[settled.request_id] = array("I", losses.values()).tobytes()
-        _bound(self._last, min(LAST, self._memory))
+        bound(self._last, min(LAST, self._memory))
         return losses
 
     def of(self, request: RequestId) -> dict[str, int] | None:
@@ -188,6 +188,10 @@ class LossLedger:
         """A copy of the sums since the start."""
         self._absorb()
         return msgspec.structs.replace(self._sums, by_cause=dict(self._sums.by_cause))
+
+    def fill(self) -> tuple[int, int]:
+        """Requests whose lengths are remembered, and the most there can be."""
+        return len(self._prompts), self._memory
 
     def check(self) -> None:
         """Raise InvariantError unless the causes add up."""
@@ -234,7 +238,7 @@ class LossLedger:
         if request.conversation is not None:
             spoken.update(planned)
         self._prompts[request.request_id] = _total(request)
-        _bound(self._prompts, self._memory)
+        bound(self._prompts, self._memory)
         return by_all, by_own, max(by_own - repeated, lead), lead
 
     def _anywhere(self, request: PlanRequest, planned: Context) -> tuple[bool, Sequence[bool]]:
@@ -250,7 +254,7 @@ class LossLedger:
             return set()
         spoken = self._conversations.setdefault(conversation, set())
         self._conversations.move_to_end(conversation)
-        _bound(self._conversations, self._memory >> 6)
+        bound(self._conversations, self._memory >> 6)
         return spoken
 
 
@@ -293,8 +297,3 @@ def _who_held(
 
 def _total(request: PlanRequest) -> int:
     return request.head_tokens + sum(request.block_tokens) + request.tail_tokens
-
-
-def _bound(table: OrderedDict[Any, Any], most: int) -> None:
-    while len(table) > most:
-        table.popitem(last=False)

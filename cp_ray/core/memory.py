@@ -93,6 +93,10 @@ class Memory:
             pass
         self.remove(request)
 
+    def remembered_orders(self) -> tuple[int, int]:
+        """Orders remembered without a holder, and the most there can be."""
+        return self._remembered.fill()
+
     def requests_on(self, replica: ReplicaId) -> list[RequestId]:
         """What is on a replica, in no order."""
         return list(self._on_replica.get(replica, ()))

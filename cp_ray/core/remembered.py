@@ -45,6 +45,10 @@ class RememberedOrders:
     def __contains__(self, node: object) -> bool:
         return node in self._leaves
 
+    def fill(self) -> tuple[int, int]:
+        """Leaves held, and the most there can be."""
+        return len(self._leaves), self._limit
+
     def __len__(self) -> int:
         return len(self._leaves)
 

@@ -85,6 +85,10 @@ class RestOrder:
         self._remember(_Past(planned, len(prefix), ranked if led else popular, led))
         return planned
 
+    def fill(self) -> tuple[int, int]:
+        """Requests remembered, and the most there can be."""
+        return len(self._ring), self._memory
+
     def _popular_first(
         self, prefix: Context, rest: Context, tokens: Mapping[BlockId, int]
     ) -> Context:

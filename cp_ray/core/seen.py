@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Any
 
 from cp_ray.core.types import Context, HeadId
 
@@ -23,6 +25,12 @@ class Seen:
         if len(new) > self._most:
             self._new, self._old = set(), new
         return known
+
+
+def bound(table: OrderedDict[Any, Any], most: int) -> None:
+    """Drop the oldest entries beyond `most`."""
+    while len(table) > most:
+        table.popitem(last=False)
 
 
 def prefixes(head: HeadId, planned: Context) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Literal
@@ -57,7 +58,7 @@ class Bucket(msgspec.Struct):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     predicted_tokens: int = 0
-    ttft_s: list[float] = []
+    ttft_s: array[float] = msgspec.field(default_factory=lambda: array("f"))
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -97,6 +98,10 @@ class StoryBook:
         bucket.predicted_tokens += story.step.reused_tokens if story.step is not None else 0
         if len(bucket.ttft_s) < SAMPLES:
             bucket.ttft_s.append(story.ttft_s)
+
+    def fill(self) -> tuple[int, int]:
+        """Stories held, and the most there can be."""
+        return len(self._stories), self._kept
 
     def get(self, request: RequestId) -> Story | None:
         """One of the last stories."""

@@ -6,25 +6,43 @@ import contextlib
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 import psutil
 
 Sample = tuple[float, dict[str, tuple[float, int]]]
 """Seconds, and of each kind of process the resident MB and the open files of all of them."""
+SPAN_S = 60.0
+"""Samples of a minute count as one, their mean: neighbours resemble each other, and a slope over
+them all would look surer than it is."""
+FLAT_SHARE = 0.05
+"""A process that certainly grows by less than this share an hour does not count as growing."""
+SURE_SHARE = 0.25
+"""Where more than this share an hour cannot be excluded, nothing is said."""
 
 
 class Growth(msgspec.Struct, frozen=True):
-    """One kind of process over the second half of the run.
+    """One kind of process over the whole measurement.
 
-    mb: at its end, all processes of the kind. mb_per_minute: slope, plus_minus its 95% interval.
-    files: open at the end of the half less those at its beginning.
+    mb: at its end, all processes of the kind. mb_per_minute: slope of the minutes' means,
+    plus_minus half of its 95% interval. files: open at the end less those at the beginning.
     """
 
     mb: float
     mb_per_minute: float
     plus_minus: float
     files: int
+
+    @property
+    def verdict(self) -> Literal["flat", "grows", "not sure"]:
+        """flat: 0 lies in the interval, or less than FLAT_SHARE an hour above its upper end."""
+        most_an_hour = 60 * (self.mb_per_minute + self.plus_minus)
+        if most_an_hour <= FLAT_SHARE * self.mb:
+            return "flat"
+        if self.mb_per_minute > self.plus_minus:
+            return "grows"
+        return "flat" if most_an_hour <= SURE_SHARE * self.mb else "not sure"
 
 
 def sizes(app: str) -> dict[str, tuple[float, int]]:
@@ -49,23 +67,33 @@ def sizes(app: str) -> dict[str, tuple[float, int]]:
 
 
 def growth(samples: Sequence[Sample]) -> dict[str, Growth]:
-    """Slopes over the second half of the samples; of kinds with at least three of them."""
-    half = samples[len(samples) // 2 :]
+    """Slopes over all samples; of kinds seen in at least three whole minutes."""
     grown = {}
-    for kind in dict.fromkeys(kind for _, found in half for kind in found):
-        points = [(at / 60, *found[kind]) for at, found in half if kind in found]
-        if len(points) < 3:
+    for kind in dict.fromkeys(kind for _, found in samples for kind in found):
+        points = [(at, *found[kind]) for at, found in samples if kind in found]
+        minutes: dict[int, list[tuple[float, float]]] = defaultdict(list)
+        for at, mb, _ in points:
+            minutes[int((at - points[0][0]) // SPAN_S)].append((at / 60, mb))
+        means = [
+            (statistics.fmean(at for at, _ in minute), statistics.fmean(mb for _, mb in minute))
+            for minute in minutes.values()
+            if len(minute) > 1
+        ]
+        if len(means) < 3:
             continue
-        slope, error = _slope([(at, mb) for at, mb, _ in points])
-        grown[kind] = Growth(points[-1][1], slope, 1.96 * error, points[-1][2] - points[0][2])
+        slope, half = _slope(means)
+        grown[kind] = Growth(points[-1][1], slope, half, points[-1][2] - points[0][2])
     return grown
 
 
 def _slope(points: list[tuple[float, float]]) -> tuple[float, float]:
-    """Least squares: slope and its standard error."""
+    """Least squares: slope and half of its 95% interval."""
+    from scipy.stats import t
+
     x_mean = statistics.fmean(x for x, _ in points)
     y_mean = statistics.fmean(y for _, y in points)
     spread = sum((x - x_mean) ** 2 for x, _ in points)
     slope = sum((x - x_mean) * (y - y_mean) for x, y in points) / spread
     rest = sum((y - y_mean - slope * (x - x_mean)) ** 2 for x, y in points)
-    return slope, float((rest / (len(points) - 2) / spread) ** 0.5)
+    free = len(points) - 2
+    return slope, float(t.ppf(0.975, free) * (rest / free / spread) ** 0.5)

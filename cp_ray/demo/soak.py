@@ -1,9 +1,10 @@
 """`cp-ray bench serve --soak`: does anything grow? The whole application under steady load.
 
 Simulated engines on a Ray of its own. First a short closed loop finds what the machine can do;
-then requests come at `load` of that, at random times, for as long as asked. Sampled all the while:
-memory and open files of every process, by kind, and the keys in Redis. At the end the load drains,
-and nothing may be left reserved.
+then requests come at `load` of that, at random times. What is bounded by settings is given small
+bounds (SETTINGS), so that it is full before the measurement begins: what grows then is no filling
+up. Sampled all the while: memory and open files of every process, by kind. At the end the load
+drains, and nothing may be left: no reservation, and no keys but the fixed ones.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import shutil
 import socket
 import statistics
@@ -25,31 +25,51 @@ import msgspec
 
 from cp_ray.config import AppConfig
 from cp_ray.demo.growth import Growth, Sample, growth, sizes
-from cp_ray.errors import EngineUnavailable
+from cp_ray.demo.soak_load import Clients
+from cp_ray.demo.soak_state import Fills, fills, index_state, redis_keys
+from cp_ray.store.connection import MAX_CONNECTIONS
 
 NAME = "soak"
-SATURATE_S, SAMPLE_S, DRAIN_S = 10.0, 5.0, 10.0
-MOST_OPEN = 512
-"""Requests under way at most: a machine that cannot keep up shows in `late`, not in memory."""
+SATURATE_S, SAMPLE_S, WARM_STEP_S = 10.0, 5.0, 15.0
+SETTINGS: dict[str, Any] = {
+    "cache_tokens": 131_072,
+    "index_records": 200,
+    "tokenizer_cache_tokens": 200_000,
+    "reports_kept": 1000,
+    "conversation_ttl_s": 20,
+}
+"""Sizes that steady load fills within minutes; the rest are the defaults."""
+DRAIN_S = 1.5 * SETTINGS["conversation_ttl_s"]
 MOST_LATE = 0.01
 """Share of requests that may find no room, or the load was no longer the one that was asked for."""
+MOST_FILES = MAX_CONNECTIONS + 8
+"""Open files more: a burst fills the pool of connections to Redis, which stays."""
 FIXED_KEYS = 8
 """Streams, journal, snapshot and counter; whatever the traffic, there are no more after it."""
 
 
 class SoakOptions(msgspec.Struct, frozen=True):
-    """seconds: of steady load. load: share of what the closed loop reached. clients: in it."""
+    """seconds: of measured load. load: share of what the closed loop reached. clients: in it.
+
+    warm_s: of the same load before the measurement, at most; less where all is full earlier.
+    """
 
     seconds: float = 600.0
     replicas: int = 2
     clients: int = 16
     load: float = 0.8
     seed: int = 0
+    warm_s: float = 240.0
 
 
 class Soak(msgspec.Struct, frozen=True):
-    """The report. late: requests that found MOST_OPEN under way and were not sent."""
+    """The report. late: requests that found MOST_OPEN under way and were not sent.
 
+    full_before, full_after: of what traffic fills, at both ends of the measurement, the entries
+    there and the most there can be.
+    """
+
+    warm_minutes: float
     minutes: float
     requests: int
     requests_per_s: float
@@ -58,6 +78,8 @@ class Soak(msgspec.Struct, frozen=True):
     ttft_p50_ms: float
     ttft_p99_ms: float
     growth: dict[str, Growth]
+    full_before: Fills
+    full_after: Fills
     redis_keys: int
     reserved: int
     records: int
@@ -76,9 +98,11 @@ class Soak(msgspec.Struct, frozen=True):
             )
             return found
         for kind, grown in self.growth.items():
-            if grown.mb_per_minute - grown.plus_minus > 0.002 * grown.mb:
+            if grown.verdict == "grows":
                 found.append(f"{kind} grows by {grown.mb_per_minute:.2f} MB a minute")
-            if grown.files > 8:
+            if grown.verdict == "not sure":
+                found.append(f"{kind} may grow or not: measure for longer, or where it is quieter")
+            if grown.files > MOST_FILES:
                 found.append(f"{kind} has {grown.files} more files open")
         return found
 
@@ -93,6 +117,7 @@ def run_soak(options: SoakOptions) -> Soak:
 def _application(options: SoakOptions) -> Iterator[str]:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("MALLOC_ARENA_MAX", "2")  # as docs/operations.md advises
     import ray
     from ray import serve
 
@@ -101,10 +126,9 @@ def _application(options: SoakOptions) -> Iterator[str]:
     config = AppConfig(
         engine="simulated",
         replicas=options.replicas,
-        cache_tokens=65_536,
-        index_records=2_000,  # full within minutes: what grows then is a leak
         decode_tokens_per_s=200,
         health_check_timeout_s=30,
+        **SETTINGS,
     )
     folder = tempfile.mkdtemp(prefix="cp-")
     ray.init(
@@ -128,99 +152,26 @@ def _application(options: SoakOptions) -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Clients:
-    """Sends requests, and keeps what became of them."""
-
-    def __init__(self, base: str, http: httpx.AsyncClient, seed: int) -> None:
-        self._url = f"{base}/v1/chat/completions"
-        self._http = http
-        self._rng = random.Random(seed)
-        self._number = 0
-        self.open = 0
-        self.errors = 0
-        self.ttft_s: list[float] = []
-
-    async def ask(self) -> None:
-        """One request, streamed; an error is counted."""
-        self.open += 1
-        began, first = time.perf_counter(), None
-        try:
-            async with self._http.stream("POST", self._url, json=self._body()) as response:
-                async for line in response.aiter_lines():
-                    if first is None and '"content":"' in line.replace(" ", ""):
-                        first = time.perf_counter() - began
-                    self.errors += '"error"' in line
-                self.errors += response.status_code != 200
-        except httpx.HTTPError:
-            self.errors += 1
-        finally:
-            self.open -= 1
-            self.ttft_s.append(time.perf_counter() - began if first is None else first)
-
-    def _body(self) -> dict[str, Any]:
-        """Half of the documents are popular, the others new: the caches always evict."""
-        self._number += 1
-        rng = self._rng
-        names = [f"popular {int(200 * rng.random() ** 2)}" for _ in range(4)]
-        names += [f"new {self._number} {place}" for place in range(2)]
-        return {
-            "model": "smollm2",
-            "messages": [{"role": "user", "content": f"question {self._number}"}],
-            "documents": [f"{name} " + "word " * 80 for name in dict.fromkeys(names)],
-            "max_tokens": 8,
-            "stream": True,
-        }
-
-    async def closed(self, clients: int, seconds: float) -> float:
-        """Requests a second of so many clients, each of which waits for its answer."""
-        end = time.monotonic() + seconds
-        sent = 0
-
-        async def client() -> None:
-            nonlocal sent
-            while time.monotonic() < end:
-                await self.ask()
-                sent += 1
-
-        await asyncio.gather(*(client() for _ in range(clients)))
-        return sent / seconds
-
-    async def steady(self, rate: float, seconds: float) -> int:
-        """Open loop, Poisson; returns how many were not sent for want of room."""
-        end = due = time.monotonic()
-        end += seconds
-        late = 0
-        tasks: set[asyncio.Task[None]] = set()
-        while due < end:
-            due += self._rng.expovariate(rate)
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-            if self.open >= MOST_OPEN:
-                late += 1
-                continue
-            task = asyncio.create_task(self.ask())
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-        await asyncio.gather(*tasks)
-        return late
-
-
 async def _soak(base: str, options: SoakOptions) -> Soak:
     async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=None)) as http:
-        clients = _Clients(base, http, options.seed)
+        clients = Clients(base, http, options.seed)
         await clients.closed(2, 3.0)
         rate = options.load * await clients.closed(options.clients, SATURATE_S)
-        clients.ttft_s.clear()
-        clients.errors = 0
+        rate = max(rate, 0.5)
+        warm_s, full = await _warm(clients, rate, options.warm_s)
+        clients.forget()
         samples: list[Sample] = []
         sampler = asyncio.create_task(_sample(samples))
         began = time.monotonic()
-        late = await clients.steady(max(rate, 0.5), options.seconds)
+        late = await clients.steady(rate, options.seconds)
         seconds = time.monotonic() - began
         sampler.cancel()
+        full_after = await fills(NAME)
     await asyncio.sleep(DRAIN_S)
-    state = await _index_state()
+    counters = (await index_state(NAME))["counters"]
     quantiles = statistics.quantiles(clients.ttft_s, n=100)
     return Soak(
+        warm_minutes=warm_s / 60,
         minutes=seconds / 60,
         requests=len(clients.ttft_s),
         requests_per_s=len(clients.ttft_s) / seconds,
@@ -229,40 +180,31 @@ async def _soak(base: str, options: SoakOptions) -> Soak:
         ttft_p50_ms=1000 * quantiles[49],
         ttft_p99_ms=1000 * quantiles[98],
         growth=growth(samples),
-        redis_keys=await _redis_keys(),
-        reserved=int(state["counters"]["reserved"]),
-        records=int(state["counters"]["records"]),
+        full_before=full,
+        full_after=full_after,
+        redis_keys=await redis_keys(NAME),
+        reserved=int(counters["reserved"]),
+        records=int(counters["records"]),
     )
+
+
+async def _warm(clients: Clients, rate: float, most_s: float) -> tuple[float, Fills]:
+    """The load until everything that it fills has been full once; seconds, and how full it is."""
+    began = time.monotonic()
+    missing: set[str] | None = None
+    full: Fills = {}
+    while missing != set() and time.monotonic() - began < most_s:
+        await clients.steady(rate, min(WARM_STEP_S, most_s))
+        full = await fills(NAME)
+        now = {name for name, (held, most) in full.items() if held < 0.95 * most}
+        missing = now if missing is None else missing & now
+    return time.monotonic() - began, full
 
 
 async def _sample(samples: list[Sample]) -> None:
     while True:
         samples.append((time.monotonic(), await asyncio.to_thread(sizes, NAME)))
         await asyncio.sleep(SAMPLE_S)
-
-
-async def _index_state() -> dict[str, Any]:
-    import ray
-
-    from cp_ray.named_actor import NAMESPACE, index_prefix, names_with
-
-    names = await asyncio.to_thread(names_with, index_prefix(NAME))
-    if not names:
-        raise EngineUnavailable("the index actor is gone: nothing can be said of its ledger")
-    state: dict[str, Any] = await ray.get_actor(names[0], NAMESPACE).state.remote()
-    return state
-
-
-async def _redis_keys() -> int:
-    """Keys of the application; without those of conversations, of which the load has none."""
-    from cp_ray.store.client import Store
-    from cp_ray.store.embedded_actor import redis_url
-
-    store = await Store.connect(await redis_url(AppConfig(engine="simulated"), NAME), NAME)
-    try:
-        return await store.count_keys()
-    finally:
-        await store.close()
 
 
 def show(soak: Soak, *, as_json: bool) -> int:
@@ -273,8 +215,14 @@ def show(soak: Soak, *, as_json: bool) -> int:
     if as_json:
         console.print_json(msgspec.json.encode(soak).decode())
     else:
+        console.print(f"settings: {SETTINGS}", highlight=False, markup=False)
+        for name, (held, most) in soak.full_before.items():
+            after = soak.full_after[name][0]
+            console.print(f"{name:40} {held:8} {after:8} of {most:8}", highlight=False)
         console.print(
-            f"{soak.minutes:.1f} minutes, {soak.requests} requests ({soak.requests_per_s:.1f}/s), "
+            f"{soak.warm_minutes:.1f} minutes until what traffic fills was full (above: then, at "
+            f"the end, at most); {soak.minutes:.1f} minutes measured, {soak.requests} requests "
+            f"({soak.requests_per_s:.1f}/s), "
             f"{soak.errors} errors, {soak.late} not sent; TTFT p50 {soak.ttft_p50_ms:.0f} ms, "
             f"p99 {soak.ttft_p99_ms:.0f} ms; after the drain: {soak.redis_keys} keys in Redis, "
             f"{soak.reserved} reserved, {soak.records} records",
@@ -283,7 +231,8 @@ def show(soak: Soak, *, as_json: bool) -> int:
         for kind, grown in soak.growth.items():
             console.print(
                 f"{kind:8} {grown.mb:7.0f} MB, {grown.mb_per_minute:+.2f} "
-                f"({grown.plus_minus:.2f}) MB a minute, {grown.files:+d} files",
+                f"({grown.plus_minus:.2f}) MB a minute, {grown.files:+d} files, "
+                f"{grown.verdict}",
                 highlight=False,
             )
     for fault in soak.faults:

@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 
+from cp_ray.allocator import keep_trimmed
 from cp_ray.config import AppConfig
 from cp_ray.core.hearing import Hearing
 from cp_ray.core.index import ContextIndex
@@ -78,6 +79,7 @@ class IndexActor:
             asyncio.create_task(self._reader.run()),
             asyncio.create_task(self._keep_hearing()),
             asyncio.create_task(self._observer.run()),
+            asyncio.create_task(keep_trimmed()),
             asyncio.create_task(self._end_with_application(me)),
             asyncio.create_task(self._end_when_superseded(me)),
         ]
@@ -156,6 +158,19 @@ class IndexActor:
             "recovery_s": self._journal.seconds,
             "recovery_cpu_s": self._journal.cpu_s,
             "counters": await self.counters(),
+        }
+
+    async def fills(self) -> dict[str, tuple[int, int]]:
+        """What traffic fills: entries held, and the most there can be by the settings."""
+        index = self._index
+        return {
+            "records": (len(index.memory.records), index.max_records),
+            "remembered orders": index.memory.remembered_orders(),
+            "last orders": index.rest_order.fill(),
+            "accounts of loss": index.losses.fill(),
+            "stories": self._observer.fill(),
+            "journal": self._journal.fill(),
+            "reports in Redis": (await self._reader.reports(), self._config.reports_kept),
         }
 
     async def records(self) -> bytes:

@@ -31,7 +31,8 @@ SLICE = 250
 MAX_WAITING = 65_536
 """Requests that may wait while Redis is down; the snapshot that follows has them all."""
 SNAPSHOT_AT_LEAST = 5_000
-"""A snapshot comes after so many requests written, or half the records, if that is more."""
+"""A snapshot comes after so many requests written (or as many as the index remembers at most, if
+that is less), or after half the records, if that is more."""
 KEEP_S = 5.0
 SETTLE_S = 10.0
 """After a recovery the replicas' dumps come before the next snapshot."""
@@ -75,6 +76,10 @@ class IndexJournal:
         """Of this incarnation: requests recalled and journaled, snapshots, what went wrong."""
         names = ("recalled", "journaled", "journal_unreadable", "snapshots", "journal_faults")
         return {name: self._counters[name] for name in names}
+
+    def fill(self) -> tuple[int, int]:
+        """Requests in the journal behind its snapshot, and the most there can be."""
+        return self._written, self._longest()
 
     def ended(self, request: RequestId) -> None:
         """The request ended well: keep it."""
@@ -150,8 +155,12 @@ class IndexJournal:
                 self._snapshot_at = time.monotonic()
             return
         await self._flush(journal)
-        if self._written >= max(SNAPSHOT_AT_LEAST, len(self._index.memory.records) // 2):
+        if self._written >= self._longest():
             self._snapshot_at = time.monotonic()
+
+    def _longest(self) -> int:
+        least = min(SNAPSHOT_AT_LEAST, self._index.max_records)
+        return max(least, len(self._index.memory.records) // 2)
 
     async def _flush(self, journal: Journal) -> None:
         self._work.clear()

@@ -13,7 +13,7 @@ from cp_ray import metrics
 from cp_ray.core.explain import explain
 from cp_ray.core.fleet_view import Sweep, replicas_of, sweep
 from cp_ray.core.index import ContextIndex
-from cp_ray.core.story import Story, StoryBook
+from cp_ray.core.story import KEPT, Story, StoryBook
 from cp_ray.core.types import RequestId
 from cp_ray.index_actor.recording import Recording
 from cp_ray.index_actor.report_reader import ReportReader
@@ -38,7 +38,8 @@ class Observer:
         self._index = index
         self._reader = reader
         self._recording = recording
-        self._book = StoryBook()
+        # Of twice as many requests as the index knows there are accounts of loss.
+        self._book = StoryBook(min(KEPT, 2 * index.max_records))
         self._metrics = Metrics(app)
         self._swept: Sweep | None = None
         self._swept_at = float("-inf")
@@ -52,6 +53,10 @@ class Observer:
             self._book.add(story)
         if self._recording is not None:
             self._recording.write(stories)
+
+    def fill(self) -> tuple[int, int]:
+        """Stories held, and the most there can be."""
+        return self._book.fill()
 
     def planned(self, seconds: float) -> None:
         """One window was planned in so many seconds."""

@@ -54,6 +54,10 @@ class ReportReader:
             with suppress(CpRayError):
                 await self._ask(self._store)
 
+    async def reports(self) -> int:
+        """Messages in the stream now; 0 while Redis is away."""
+        return 0 if self._store is None else await self._store.count_reports()
+
     async def run(self) -> None:
         """Read for ever."""
         backoff_s = 0.1

@@ -16,7 +16,7 @@ from ray.serve.exceptions import (
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from cp_ray.core.types import Step
-from cp_ray.errors import CpRayError, EngineError, EngineUnavailable, Overloaded
+from cp_ray.errors import CpRayError, EngineError, EngineGone, EngineUnavailable, Overloaded
 from cp_ray.router.liveness import Liveness
 from cp_ray.router.request_router import CallPlan
 from cp_ray.store import wire
@@ -32,7 +32,7 @@ class _Stopped(Exception):
     """The replica that has the request does not answer to anything."""
 
 
-_GONE = (RayError, ReplicaUnavailableError, _Stopped)
+_GONE = (RayError, ReplicaUnavailableError, EngineGone, _Stopped)
 """Of Ray's errors all but RayTaskError, which carries what the replica raised."""
 
 
@@ -51,11 +51,11 @@ class Dispatcher:
     ) -> AsyncGenerator[Delivery, None]:
         """Deliveries of one request, in order; the first comes with the first token.
 
-        step: where to; None balances by load. A replica that died, or stopped, before its first
-        token costs another try elsewhere; behind the first token it is an EngineError. Closing the
-        iterator aborts the request in the engine. Raises the engine's own CpRayError, Overloaded
-        when the queue is full, EngineUnavailable when no replica could take it, EngineError when
-        one failed on it.
+        step: where to; None balances by load. A replica that died or stopped, or whose engine did,
+        before its first token costs another try elsewhere; behind it, it is an EngineError. Closing
+        the iterator aborts the request in the engine. Raises the engine's own CpRayError,
+        Overloaded when the queue is full, EngineUnavailable when no replica could take it,
+        EngineError when one failed on it.
         """
         payload = wire.encode(request)
         plan = _call_plan(step, self._liveness.stopped)
@@ -73,6 +73,8 @@ class Dispatcher:
                         "incomplete: send the request again",
                         code=REPLICA_LOST,
                     ) from error
+                if isinstance(error, EngineGone) and (name := plan.get("sent_to")) is not None:
+                    self._liveness.leave_out(name)  # its process lives, and would take more
                 plan = _without_replica(plan)
                 await asyncio.sleep(0.05 * 2**attempt)
             else:

@@ -10,6 +10,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from cp_ray.allocator import keep_trimmed
 from cp_ray.config import AppConfig
 from cp_ray.errors import EngineUnavailable
 from cp_ray.index_actor.client import IndexClient
@@ -42,7 +43,9 @@ class Router:
         """Raises ConfigError when the model's tokenizer or Redis cannot be used."""
         config = AppConfig.model_validate_json(config_json)
         app = serve.get_replica_context().app_name
-        tokenizer = await asyncio.to_thread(load_tokenizer, config)
+        tokenizer = self._tokenizer = await asyncio.to_thread(load_tokenizer, config)
+        self._most_cached = config.tokenizer_cache_tokens
+        self._trimming = asyncio.create_task(keep_trimmed())
         self._store = await Store.connect(await redis_url(config, app), app)
         self._index = IndexClient(app, config)
         if config.reuse != "plain":
@@ -77,6 +80,10 @@ class Router:
         while not self._index.up and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 - once a start
             await asyncio.sleep(0.05)
 
+    async def fills(self) -> dict[str, tuple[int, int]]:
+        """What traffic fills: tokens of texts kept, and the most there can be."""
+        return {"tokenized texts": (self._tokenizer.cached_tokens, self._most_cached)}
+
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve after the constructor."""
         api = build_api(self._service)
@@ -96,5 +103,5 @@ class Router:
 def load_tokenizer(config: AppConfig) -> PromptTokenizer:
     """The model's tokenizer; the simulated engine needs no model and gets words."""
     if config.engine == "simulated":
-        return WordTokenizer()
-    return HuggingFaceTokenizer(resolve_model(config.model).path)
+        return WordTokenizer(config.tokenizer_cache_tokens)
+    return HuggingFaceTokenizer(resolve_model(config.model).path, config.tokenizer_cache_tokens)

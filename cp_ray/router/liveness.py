@@ -17,6 +17,8 @@ from ray.serve.handle import DeploymentHandle
 
 ANSWER_S = 10.0
 """At most: longer than the interpreter's lock is ever held by what loads or compiles."""
+LEFT_OUT_S = 5.0
+"""How long a replica is avoided that said itself that its engine is gone: Serve replaces it."""
 _NAMESPACE = "serve"
 """Serve's, where its replicas are named actors."""
 
@@ -39,8 +41,15 @@ class Liveness:
 
     @property
     def stopped(self) -> frozenset[str]:
-        """Unique ids of replicas that owe an answer for too long."""
+        """Unique ids of replicas that owe an answer for too long, or whose engine is gone."""
         return frozenset(self._stopped)
+
+    def leave_out(self, replica: str) -> None:
+        """Its engine is gone: avoid it for a while."""
+        if replica not in self._stopped:
+            left_out = asyncio.ensure_future(asyncio.sleep(LEFT_OUT_S))
+            self._stopped[replica] = left_out
+            left_out.add_done_callback(lambda _: self._stopped.pop(replica, None))
 
     async def is_stopped(self, replica: str) -> bool:
         """Ask it. All who wait for one replica share one question."""

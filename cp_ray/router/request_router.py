@@ -1,5 +1,7 @@
 """PlannedReplicaRouter: the Serve request router of the engine deployment. It obeys the plan.
 
+PlainReplicaRouter: that of an application with reuse=plain, which has no plans.
+
 The ingress has already asked the index; the plan travels in the call's own keyword argument, so
 routing makes no call of its own. Ray pickles this module by value: keep it free of state.
 """
@@ -13,6 +15,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, TypedDict
 
+from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 from ray.serve.request_router import (
     PendingRequest,
     ReplicaID,
@@ -108,9 +111,7 @@ class PlannedReplicaRouter(RequestRouter):
         for rank in await self.choose_replicas(self._replicas_list, pending_request):
             replica = await self._select_from_candidate_replicas(rank, attempt)
             if replica is not None:
-                if PLAN_KWARG in pending_request.kwargs:
-                    # The caller's own dictionary: it lives in this process and wants to know.
-                    pending_request.kwargs[PLAN_KWARG]["sent_to"] = _uid(replica)
+                _tell(pending_request, replica)
                 return replica
         return None
 
@@ -118,6 +119,39 @@ class PlannedReplicaRouter(RequestRouter):
         """Called by Serve: a slot is free."""
         super().on_request_completed(replica_id, internal_request_id)
         self._room.set()
+
+
+class PlainReplicaRouter(PowerOfTwoChoicesRequestRouter):
+    """Serve's own router, but for replicas that the caller knows not to answer."""
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """Two by chance; Serve takes the shorter queue."""
+        kwargs = pending_request.kwargs if pending_request else {}
+        avoid = (kwargs.get(PLAN_KWARG) or CallPlan()).get("avoid", ())
+        usable = [r for r in candidate_replicas if _uid(r) not in avoid]
+        if not usable or len(usable) == len(candidate_replicas):
+            chosen: list[list[RunningReplica]] = await super().choose_replicas(
+                candidate_replicas, pending_request
+            )
+            return chosen
+        return [random.sample(usable, min(2, len(usable)))]
+
+    async def _choose_replica_for_request(
+        self, pending_request: PendingRequest, *, is_retry: bool = False
+    ) -> RunningReplica:
+        replica = await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
+        _tell(pending_request, replica)
+        return replica
+
+
+def _tell(pending_request: PendingRequest, replica: RunningReplica) -> None:
+    """Write where it goes into the caller's own dictionary: it lives in this process."""
+    if PLAN_KWARG in pending_request.kwargs:
+        pending_request.kwargs[PLAN_KWARG]["sent_to"] = _uid(replica)
 
 
 def _uid(replica: RunningReplica) -> str:

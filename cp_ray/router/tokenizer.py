@@ -23,7 +23,7 @@ import msgspec
 from cp_ray.errors import ConfigError, InvalidRequest
 
 CACHED_TOKENS = 8_000_000
-"""Tokens of pieces kept, 4 bytes each."""
+"""Tokens of pieces kept where nothing else is set, 4 bytes each."""
 PIECE_TOKENS = 64
 """What a piece counts beside its own: key, array and entry take 250 bytes, however short it is."""
 
@@ -46,9 +46,10 @@ class PromptTokenizer(ABC):
     """Tokens that a prompt without chat template begins with."""
     special_tokens: frozenset[str] = frozenset()
 
-    def __init__(self) -> None:
+    def __init__(self, cached_tokens: int = CACHED_TOKENS) -> None:
         self._cache: OrderedDict[bytes, array[int]] = OrderedDict()
         self._cached = 0
+        self._most_cached = cached_tokens
         self._lock = threading.Lock()  # large prompts are assembled on a thread
 
     @abstractmethod
@@ -77,9 +78,14 @@ class PromptTokenizer(ABC):
             if key.digest() not in self._cache:
                 self._cache[key.digest()] = ids
                 self._cached += len(ids) + PIECE_TOKENS
-            while self._cached > CACHED_TOKENS:
+            while self._cached > self._most_cached:
                 self._cached -= len(self._cache.popitem(last=False)[1]) + PIECE_TOKENS
         return ids
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the pieces kept, with what each counts beside its own."""
+        return self._cached
 
     def tokens(self, pieces: Sequence[Piece]) -> tuple[int, ...]:
         """Concatenated ids of pieces."""
@@ -136,9 +142,9 @@ class PromptTokenizer(ABC):
 class HuggingFaceTokenizer(PromptTokenizer):
     """The model's own tokenizer and chat template, by `transformers`."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, cached_tokens: int = CACHED_TOKENS) -> None:
         """Load from a folder or by a hub name; raises ConfigError when that fails."""
-        super().__init__()
+        super().__init__(cached_tokens)
         from tokenizers import Tokenizer
         from transformers import AutoTokenizer
 

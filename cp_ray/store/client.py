@@ -20,7 +20,7 @@ from cp_ray.store.journal import Journal
 
 CALL_TIMEOUT_S = 1.0
 MAX_REPORTS = 100_000
-"""Length of the report stream, about: a reader further behind sees a gap."""
+"""Length of the report stream, about, where nothing else is set."""
 MAX_DUMP_REQUESTS = 1_000
 """Length of the other stream: a request nobody read in time is repeated."""
 START = "0-0"
@@ -36,8 +36,9 @@ class Store:
     or full it raises StoreUnavailable.
     """
 
-    def __init__(self, url: str, app: str) -> None:
+    def __init__(self, url: str, app: str, max_reports: int = MAX_REPORTS) -> None:
         self._url = url
+        self._max_reports = max_reports
         self._prefix = f"cp:{app}:"
         self._reports = f"{self._prefix}reports"
         self._dump_requests = f"{self._prefix}dump_requests"
@@ -46,18 +47,19 @@ class Store:
         self._reader: aioredis.Redis = open_client(url, blocking=True)
 
     @classmethod
-    async def connect(cls, url: str, app: str = "cp") -> Self:
+    async def connect(cls, url: str, app: str = "cp", *, max_reports: int = MAX_REPORTS) -> Self:
         """Connect and prove the rights needed.
 
         app: name of the Serve application; applications on one server do not see each other.
-        Raises ConfigError, with what to do, when the server cannot be used.
+        max_reports: about so long is the stream of those who append to it; a reader further behind
+        sees a gap. Raises ConfigError, with what to do, when the server cannot be used.
         """
         if not _APP.fullmatch(app):
             raise ConfigError(
                 f"application name {app!r}: use 1 to 64 letters, digits, '_', '.' or '-'",
                 param="app",
             )
-        store = cls(url, app)
+        store = cls(url, app, max_reports)
         try:
             await check_server(store._client, url, app)
         except BaseException:
@@ -70,7 +72,7 @@ class Store:
 
         After a lost connection it may be appended twice: its sequence number tells.
         """
-        return await self._append(self._reports, payload, MAX_REPORTS)
+        return await self._append(self._reports, payload, self._max_reports)
 
     async def append_dump_request(self, payload: bytes) -> str:
         """Append one message to the stream that every replica reads; returns its id."""
@@ -93,6 +95,10 @@ class Store:
     async def reports_tail(self) -> str:
         """Return the id of the last message, or `START`."""
         return await self._tail(self._reports)
+
+    async def count_reports(self) -> int:
+        """Messages in the report stream now."""
+        return int(await self._bounded(self._client.xlen(self._reports)))
 
     async def dump_requests_tail(self) -> str:
         """The same for the other stream."""

@@ -93,7 +93,8 @@ class Engine(Protocol):
     def generate(self, request: EngineRequest) -> AsyncGenerator[Chunk, None]:
         """Stream the answer; closing the generator aborts the request.
 
-        Raises InvalidRequest when the prompt cannot fit, EngineError when the engine fails.
+        Raises InvalidRequest when the prompt cannot fit, EngineError when the engine fails,
+        EngineGone when it is dead.
         """
 
     def held(self) -> dict[RequestId, int]:
@@ -104,6 +105,12 @@ class Engine(Protocol):
 
     async def reset_cache(self) -> None:
         """Drop the prefix cache; the listener hears a new epoch."""
+
+    async def ping(self) -> None:
+        """Return when the engine itself has answered, which it does between any two of its steps.
+
+        Never, while it hangs. Raises EngineError when it is dead.
+        """
 
     async def check_health(self) -> None:
         """Raise EngineError when the engine is dead."""

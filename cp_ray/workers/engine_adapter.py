@@ -71,6 +71,12 @@ class EngineAdapter(ABC):
         """
         await self._view.reset()
 
+    async def ping(self) -> None:
+        """See `Engine.ping`."""
+        if self._llm is None:
+            raise EngineError(f"{self.NAME} is not running")
+        await self._sign_of_life()
+
     async def check_health(self) -> None:
         """Raise EngineError when the engine died, or when nobody follows its cache any more."""
         if self._llm is None:
@@ -116,6 +122,10 @@ class EngineAdapter(ABC):
     @abstractmethod
     async def _drop_cache(self) -> None:
         """Drop the engine's prefix cache and return when it is done. Raises EngineError."""
+
+    @abstractmethod
+    async def _sign_of_life(self) -> None:
+        """Return when the engine has answered anything. Raises EngineError."""
 
     @abstractmethod
     def _check_alive(self) -> None:

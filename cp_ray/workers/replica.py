@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import multiprocessing
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
@@ -20,6 +21,7 @@ from cp_ray.store.client import Store
 from cp_ray.store.embedded_actor import redis_url
 from cp_ray.workers.dump_requests import DumpRequests
 from cp_ray.workers.engine import Chunk, Delivery, Engine, EngineRequest
+from cp_ray.workers.engine_watch import EngineWatch
 from cp_ray.workers.reporter import Reporter
 
 log = logging.getLogger("ray.serve")
@@ -44,12 +46,19 @@ class EngineReplica:
         self._connecting = asyncio.Lock()
         await self._find_redis()
         self._engine = make_engine(self._config)
+        self._watch = EngineWatch(
+            self._engine.ping,
+            end_children,
+            ask_after_s=self._config.health_check_period_s,
+            answer_s=self._config.health_check_timeout_s,
+        )
         self._reporter = Reporter(self._replica, self._send)
         self._info = await self._engine.start(self._reporter)
         asked = DumpRequests(self._replica, self._connect, self._answer)
         self._tasks = [
             asyncio.create_task(self._reporter.run(), name="eviction-reports"),
             asyncio.create_task(asked.run(), name="dump-requests"),
+            asyncio.create_task(self._watch.run(), name="engine-watch"),
         ]
 
     async def generate(
@@ -62,7 +71,8 @@ class EngineReplica:
         When the caller goes away Serve cancels this generator, and the engine aborts.
         """
         request = wire.decode(payload, EngineRequest)
-        async with aclosing(deliveries(self._replica, self._engine, request)) as stream:
+        chunks = self._watch.watched(self._engine.generate(request))
+        async with aclosing(deliveries(self._replica, chunks)) as stream:
             async for delivery in stream:
                 yield wire.encode(delivery)
 
@@ -74,12 +84,17 @@ class EngineReplica:
         """Wire-encoded: of this replica the requests it follows, and their tokens left."""
         return wire.encode({self._replica: self._engine.held()})
 
+    async def fills(self) -> dict[str, tuple[int, int]]:
+        """What traffic fills: requests followed, and the most there can be."""
+        return {"requests followed": (len(self._engine.held()), self._config.followed_requests)}
+
     async def reset_cache(self) -> None:
         """Drop the engine's prefix cache; the index hears of a new epoch."""
         await self._engine.reset_cache()
 
     async def check_health(self) -> None:
-        """Raise when the engine died: Serve then replaces the replica."""
+        """Raise when the engine died or hangs: Serve then replaces the replica."""
+        self._watch.check()
         await self._engine.check_health()
 
     def record_replica_metadata(self) -> dict[str, Any]:
@@ -129,18 +144,19 @@ class EngineReplica:
                     url = await redis_url(self._config, self._app)
                 except RayError as error:  # the embedded server's actor
                     raise EngineUnavailable(f"no Redis to report to: {error}") from error
-                self._store = await Store.connect(url, self._app)
+                most = self._config.reports_kept
+                self._store = await Store.connect(url, self._app, max_reports=most)
             return self._store
 
 
 async def deliveries(
-    replica: ReplicaId, engine: Engine, request: EngineRequest
+    replica: ReplicaId, chunks: AsyncGenerator[Chunk, None]
 ) -> AsyncGenerator[Delivery, None]:
     """The first chunk at once, then those of DELIVERY_S together, and the rest at the end."""
     waiting: list[Chunk] = []
     sent_at = float("-inf")
-    async with aclosing(engine.generate(request)) as chunks:
-        async for chunk in chunks:
+    async with aclosing(chunks) as coming:
+        async for chunk in coming:
             waiting.append(chunk)
             now = time.monotonic()
             if now - sent_at >= DELIVERY_S or chunk.finish_reason is not None:
@@ -148,6 +164,15 @@ async def deliveries(
                 waiting, sent_at = [], now
     if waiting:
         yield Delivery(replica, waiting)
+
+
+def end_children() -> None:
+    """Kill the processes of an engine that hangs: Serve ends only their parent, not what they hold.
+
+    All children of a replica are its engine's.
+    """
+    for child in multiprocessing.active_children():
+        child.kill()
 
 
 def make_engine(config: AppConfig) -> Engine:

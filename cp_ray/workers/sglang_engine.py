@@ -118,7 +118,8 @@ class SglangEngine(EngineAdapter):
         )
 
     async def _residency(self) -> Residency:
-        return Residency(self._info.page_size, self._pages, copies=False)
+        most = self._config.followed_requests
+        return Residency(self._info.page_size, self._pages, most, copies=False)
 
     def _check(self, prompt: tuple[int, ...]) -> None:
         self._check_length(len(prompt))
@@ -159,6 +160,9 @@ class SglangEngine(EngineAdapter):
             await manager.continue_generation(ContinueGenerationReqInput(torch_empty_cache=False))
         if not flushed.success:
             raise EngineError("SGLang does not drop its cache: requests still hold pages of it")
+
+    async def _sign_of_life(self) -> None:
+        await self._llm.tokenizer_manager.get_internal_state()
 
     def _check_alive(self) -> None:
         alive = {process.pid for process in multiprocessing.active_children()}

@@ -40,7 +40,12 @@ class SimulatedEngine:
         )
         self._curve = pace.curve
         self._decode_rate = config.decode_tokens_per_s
-        self._cache = PrefixCache(cache_tokens, config.page_size, duplicates=True)
+        self._cache = PrefixCache(
+            cache_tokens,
+            config.page_size,
+            duplicates=True,
+            record_limit=config.followed_requests,
+        )
         self._listener: CacheListener | None = None
         self._prefill = asyncio.Lock()
         self._room = asyncio.Event()
@@ -87,6 +92,10 @@ class SimulatedEngine:
         self._cache.clear()
         if self._listener is not None:
             self._listener.new_epoch()
+
+    async def ping(self) -> None:
+        """It has no steps in which it could hang."""
+        await self.check_health()
 
     async def check_health(self) -> None:
         """Raise EngineUnavailable before `start`, EngineError after `close`."""

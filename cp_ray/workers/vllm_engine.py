@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from cp_ray.errors import ConfigError, EngineError, InvalidRequest
+from cp_ray.errors import ConfigError, EngineError, EngineGone, InvalidRequest
 from cp_ray.workers.engine import Chunk, EngineInfo, EngineRequest, Sampling
 from cp_ray.workers.engine_adapter import EngineAdapter
 from cp_ray.workers.engine_kwargs import prepare_environment
@@ -84,7 +84,8 @@ class VllmEngine(EngineAdapter):
         """Of the layers that a prefix is as long as; the events do not say of which theirs are."""
         told = await self._llm.engine_core.call_utility_async("get_kv_cache_group_metadata")
         groups = full_attention([group["kind"] for group in told]) or None
-        return Residency(self._info.page_size, self._pages, groups=groups)
+        most = self._config.followed_requests
+        return Residency(self._info.page_size, self._pages, most, groups=groups)
 
     async def _drop_cache(self) -> None:
         try:
@@ -93,6 +94,12 @@ class VllmEngine(EngineAdapter):
             raise EngineError(f"vLLM does not drop its cache: {error}") from error
         if done is False:
             raise EngineError("vLLM does not drop its cache: requests still hold blocks of it")
+
+    async def _sign_of_life(self) -> None:
+        try:
+            await self._llm.engine_core.call_utility_async("get_kv_cache_group_metadata")
+        except Exception as error:
+            raise _ours(error) from error
 
     def _check_alive(self) -> None:
         if self._llm.errored:
@@ -104,6 +111,8 @@ def _ours(error: Exception) -> Exception:
     names = {cls.__name__ for cls in type(error).__mro__}
     if names & {"VLLMClientError", "VLLMValidationError", "ValueError"}:
         return InvalidRequest(f"vLLM refuses the request: {error}")
+    if "EngineDeadError" in names:
+        return EngineGone("vLLM's engine process died: send the request again")
     return EngineError(f"vLLM failed: {type(error).__name__}: {error}")
 
 

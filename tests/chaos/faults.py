@@ -26,7 +26,8 @@ Seen = Callable[[dict[str, Any], dict[str, Any], list[Sending]], bool]
 class Fault(msgspec.Struct, frozen=True):
     """name: for the table. do: returns the excuse, where only the victim shows which it is.
 
-    noticed: by whom, and how. quick: one of the 3 minutes in `make test`.
+    noticed: by whom, and how. quick: one of the 3 minutes in `make test`. hidden: nothing of it is
+    seen at first, so that nothing is well before it was noticed.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Fault(msgspec.Struct, frozen=True):
     excuse: Excuse
     noticed: Seen
     quick: bool = False
+    hidden: bool = False
 
 
 def _signal(kind: str, number: int, pause_s: float | None = None) -> Do:
@@ -128,6 +130,12 @@ def _clock(kind: str, ahead_s: float) -> Do:
     return do
 
 
+async def _engine_hung(fleet: Fleet, rng: random.Random) -> None:
+    """The engine does nothing more; its replica lives, and reports."""
+    victim = rng.choice(await asyncio.to_thread(fleet.processes, "replica"))
+    fleet.hang(victim)
+
+
 async def _stream_trimmed(fleet: Fleet, rng: random.Random) -> None:
     """The index sleeps while evictions come, and wakes up to a stream that lacks them."""
     (victim,) = await asyncio.to_thread(fleet.processes, "index")
@@ -195,6 +203,13 @@ FAULTS = (
     Fault("ingress: clock 1 h behind for 5 s", _clock("ingress", -3600), "none", _passed_through),
     Fault("replica: clock 1 h behind for 5 s", _clock("replica", -3600), "none", _passed_through),
     Fault("replica: SIGSTOP, for good", _STOP, "its streams", _sent_elsewhere),
+    Fault(
+        "engine: hangs in a living replica",
+        _engine_hung,
+        "its streams",
+        _replica_gone,
+        hidden=True,
+    ),
     Fault("control service: kill -9 for 3 s", _control_service_killed, "none", _broken),
     Fault("host: kill -9 of all of it", _host_killed, "its streams", _replica_gone),
 )

@@ -70,6 +70,12 @@ class Fleet:
             clocks.seek(8 * process.pid)
             clocks.write(struct.pack("d", ahead_s))
 
+    def hang(self, process: psutil.Process) -> None:
+        """Let the engine in a replica's process do nothing more."""
+        with self.hosts.hung.open("r+b") as hung:
+            hung.seek(process.pid)
+            hung.write(b"\1")
+
     def admin(self) -> redis.Redis:
         """A connection of our own to Redis, not by the proxy."""
         return redis.Redis.from_url(self.server.url, socket_timeout=5)

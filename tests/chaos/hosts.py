@@ -34,6 +34,7 @@ class Hosts:
         self._cluster = cluster
         self.folder = folder
         self.clocks = folder / "clocks"
+        self.hung = folder / "hung"
 
     def add(self) -> None:
         """Start another host."""
@@ -72,8 +73,9 @@ def hosts() -> Iterator[Hosts]:
     restarted, and then ends the process itself, with a status of its own.
     """
     folder = Path(tempfile.mkdtemp(prefix="cp-"))  # short: it becomes part of socket paths
-    with (folder / "clocks").open("wb") as clocks:
-        clocks.truncate(CLOCKS_BYTES)
+    for name, size in (("clocks", CLOCKS_BYTES), ("hung", CLOCKS_BYTES // 8)):
+        with (folder / name).open("wb") as file:
+            file.truncate(size)
     store = EmbeddedServer(folder / "gcs")
     address = urlsplit(store.start())
     os.environ |= {
@@ -85,6 +87,7 @@ def hosts() -> Iterator[Hosts]:
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
         "PYTHONPATH": f"{ROOT / 'tests/chaos/clocks'}:{ROOT}",
         "CP_RAY_CLOCKS": str(folder / "clocks"),
+        "CP_RAY_HUNG": str(folder / "hung"),
     }
     import ray
     from ray.cluster_utils import Cluster

@@ -12,6 +12,8 @@ import httpx
 import msgspec
 
 TRIES = 12
+PLAIN_ONE_IN = 4
+"""One in so many requests asks for plain balancing: no plan, no order, no part of the index."""
 PATIENCE_S = 120.0
 """How long a client knocks at a closed port: nothing it sends is accepted meanwhile."""
 TIMEOUT_S = 60.0
@@ -23,7 +25,8 @@ class Sending(msgspec.Struct, frozen=True):
     """One sending of one request, on the load's clock.
 
     started: the first token had come. error: None for one whole answer. refused: nobody listened
-    at the port, so nothing was sent. replica, reason: of the answer's explanation.
+    at the port, so nothing was sent. replica, reason: of the answer's explanation. plain: sent
+    without a plan.
     """
 
     request: int
@@ -35,6 +38,7 @@ class Sending(msgspec.Struct, frozen=True):
     refused: bool = False
     replica: str = ""
     reason: str = ""
+    plain: bool = False
 
 
 class Load:
@@ -55,6 +59,7 @@ class Load:
         self._headers = {"x-cp-ray-explain": "1", "authorization": f"Bearer {key}"}
         self.log: list[Sending] = []
         self.lost: list[int] = []
+        self._open: dict[int, float] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     def clock(self) -> float:
@@ -71,6 +76,10 @@ class Load:
         await asyncio.gather(*self._tasks)
         await self._http.aclose()
 
+    def longest_wait_s(self) -> float:
+        """How long the oldest sending under way has waited."""
+        return max((self.clock() - from_s for from_s in self._open.values()), default=0.0)
+
     def since(self, moment_s: float) -> list[Sending]:
         """What was under way at that moment, or began later."""
         return [sending for sending in self.log if sending.to_s >= moment_s]
@@ -85,7 +94,9 @@ class Load:
         body = self._body(number)
         began_s, tries, pause_s = self.clock(), 0, 0.2
         while tries < TRIES and self.clock() - began_s < PATIENCE_S:
+            self._open[number] = self.clock()
             sending = await self._send(number, body)
+            del self._open[number]
             self.log.append(sending)
             if sending.error is None:
                 return
@@ -111,7 +122,8 @@ class Load:
         seen: dict[str, Any] = {}
         refused, error = False, None
         try:
-            await (self._stream if body["stream"] else self._whole)(body, seen)
+            headers = self._headers | ({"x-cp-ray-reuse": "plain"} if _is_plain(number) else {})
+            await (self._stream if body["stream"] else self._whole)(body, headers, seen)
         except (httpx.HTTPError, _Wrong) as fault:
             error = f"{type(fault).__name__}: {fault}"
             refused = isinstance(fault, httpx.ConnectError)
@@ -126,11 +138,14 @@ class Load:
             refused,
             explained.get("replica") or "",
             explained.get("reason", ""),
+            _is_plain(number),
         )
 
-    async def _whole(self, body: dict[str, Any], seen: dict[str, Any]) -> None:
+    async def _whole(
+        self, body: dict[str, Any], headers: dict[str, str], seen: dict[str, Any]
+    ) -> None:
         url = f"{self._base}/v1/chat/completions"
-        response = await self._http.post(url, json=body, headers=self._headers)
+        response = await self._http.post(url, json=body, headers=headers)
         if response.status_code != 200:
             raise _Wrong(f"{response.status_code} {response.text[:200]}")
         answer = response.json()
@@ -138,11 +153,13 @@ class Load:
         if answer["usage"]["completion_tokens"] != OUTPUT_TOKENS:
             raise _Wrong(f"not the whole answer: {answer['usage']}")
 
-    async def _stream(self, body: dict[str, Any], seen: dict[str, Any]) -> None:
+    async def _stream(
+        self, body: dict[str, Any], headers: dict[str, str], seen: dict[str, Any]
+    ) -> None:
         """One answer: text, one finish reason, one usage, then [DONE] and nothing behind it."""
         kinds: list[str] = []
         url = f"{self._base}/v1/chat/completions"
-        async with self._http.stream("POST", url, json=body, headers=self._headers) as response:
+        async with self._http.stream("POST", url, json=body, headers=headers) as response:
             if response.status_code != 200:
                 raise _Wrong(f"{response.status_code} {(await response.aread())[:200]!r}")
             async for line in response.aiter_lines():
@@ -161,6 +178,10 @@ class Load:
         whole = [kind for kind in kinds if kind != "text"] == ["end", "usage", "done"]
         if not whole or "text" not in kinds:
             raise _Wrong(f"not one whole answer: {kinds[-4:]}")
+
+
+def _is_plain(number: int) -> bool:
+    return number // 2 % PLAIN_ONE_IN == 0  # as many of them streamed as of the others
 
 
 class _Wrong(Exception):

@@ -14,6 +14,8 @@ from tests.chaos.load import Load, Sending
 
 ENOUGH = 10
 """Answers to requests sent after a fault without which nothing is well again."""
+LONGEST_S = 5.0
+"""A request under way for longer than this waits for something that is not well yet."""
 PLANNED = 5
 """So many last answers must have been planned: nothing passes through any more."""
 
@@ -23,7 +25,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     sendings: under way or begun since. cut: those that broke and that the fault excuses. refused:
     found the port closed, where the fault excuses that. wrong: the others that failed. lost:
-    requests never answered. slowest_s: the longest that one sending took.
+    requests never answered. slowest_s: the longest that one sending took, plain ones apart.
     """
 
     fault: str
@@ -34,6 +36,7 @@ class Outcome(msgspec.Struct, frozen=True):
     wrong: tuple[str, ...]
     lost: int
     slowest_s: float
+    slowest_plain_s: float
     detected_s: float | None
     converged_s: float | None
     why_not: str
@@ -60,6 +63,8 @@ async def suffer(
         agreed, why = await fleet.agreed()
         if agreed:
             why = _not_yet(load, began_s)
+        if fault.hidden and not watch.done():
+            why = "not noticed yet"
         if agreed and not why:
             converged_s = load.clock() - began_s
             break
@@ -78,18 +83,25 @@ async def suffer(
         refused=sum(sending.refused for sending in excused),
         wrong=tuple(f"{s.to_s - began_s:.1f} s: {s.error}" for s in failed if s not in excused),
         lost=len(load.lost) - lost,
-        slowest_s=max((s.to_s - s.from_s for s in seen), default=0.0),
+        slowest_s=_slowest(seen, plain=False),
+        slowest_plain_s=_slowest(seen, plain=True),
         detected_s=detected,
         converged_s=converged_s,
         why_not="" if converged_s is not None else why,
     )
 
 
+def _slowest(seen: list[Sending], *, plain: bool) -> float:
+    return max((s.to_s - s.from_s for s in seen if s.plain is plain), default=0.0)
+
+
 def _not_yet(load: Load, began_s: float) -> str:
     """What clients still miss; "" when nothing."""
-    answered = [s for s in load.log if s.from_s > began_s and s.error is None]
+    answered = [s for s in load.log if s.from_s > began_s and s.error is None and not s.plain]
     if len(answered) < ENOUGH:
         return f"{len(answered)} answers since"
+    if load.longest_wait_s() > LONGEST_S:
+        return f"a request has waited for {load.longest_wait_s():.1f} s"
     unplanned = sum(sending.reason == "passthrough" for sending in answered[-PLANNED:])
     return f"{unplanned} of the last {PLANNED} answers were not planned" if unplanned else ""
 

@@ -124,6 +124,15 @@ async def check_a_salt_keeps_prompts_apart(subject: Subject) -> None:
     assert await cached(subject, prompt, salt="one") == 3 * subject.page
 
 
+async def check_it_gives_a_sign_of_life_whatever_it_has_to_do(subject: Subject) -> None:
+    await asyncio.wait_for(subject.engine.ping(), PATIENCE_S)
+    third = tokens(subject.info.capacity_tokens // 3)
+    answers = [asyncio.create_task(answer(subject, request(third, 30))) for _ in range(3)]
+    await asyncio.sleep(0)
+    await asyncio.wait_for(subject.engine.ping(), PATIENCE_S)
+    assert {len(each) > 0 for each in await asyncio.gather(*answers)} == {True}
+
+
 async def check_a_closed_or_cancelled_request_frees_its_memory(subject: Subject) -> None:
     quarter = subject.info.capacity_tokens // 4 - subject.page
     streams = [subject.engine.generate(request(tokens(quarter), 500)) for _ in range(2)]
@@ -241,6 +250,7 @@ CHECKS = [
     check_a_stream_is_the_whole_answer_in_order,
     check_a_repeated_prompt_hits_whole_pages,
     check_a_salt_keeps_prompts_apart,
+    check_it_gives_a_sign_of_life_whatever_it_has_to_do,
     check_a_closed_or_cancelled_request_frees_its_memory,
     check_evictions_reach_the_listener,
     check_nothing_is_reported_lost_while_it_is_held,

@@ -5,12 +5,14 @@ The last files of the folder by name that need the session's engine: here it is 
 
 import asyncio
 import multiprocessing
+import os
+import signal
 
 import pytest
 
 from cp_ray.config import AppConfig
 from cp_ray.core.types import RequestId
-from cp_ray.errors import ConfigError, EngineError, InvalidRequest
+from cp_ray.errors import ConfigError, EngineError, EngineGone, InvalidRequest
 from cp_ray.workers.engine import EngineRequest, Sampling
 from cp_ray.workers.vllm_engine import VllmEngine
 from tests.contract import real_engine, suite
@@ -37,17 +39,36 @@ def test_what_vllm_refuses_is_the_callers_fault(loop, subject, prompt, sampling)
     loop.run(run())
 
 
+def test_a_stopped_engine_process_gives_no_sign_of_life(loop, subject):
+    async def run() -> None:
+        (core,) = multiprocessing.active_children()
+        assert core.pid is not None
+        os.kill(core.pid, signal.SIGSTOP)
+        asked = asyncio.create_task(subject.engine.ping())
+        done, _ = await asyncio.wait({asked}, timeout=2)
+        os.kill(core.pid, signal.SIGCONT)
+        assert not done
+        await asyncio.wait_for(asked, suite.PATIENCE_S)
+        assert await suite.answer(subject, suite.request(suite.tokens(40)))
+
+    loop.run(run())
+
+
 def test_a_dead_engine_fails_its_requests_and_its_health_check(loop, subject):
     async def run() -> None:
         stream = subject.engine.generate(suite.request(suite.tokens(40), max_tokens=1500))
         await anext(stream)
         for process in multiprocessing.active_children():
             process.kill()
-        with pytest.raises(EngineError):
+        with pytest.raises(EngineGone):  # not any error: another replica can serve it
             async for _ in stream:
                 pass
+        with pytest.raises(EngineGone):
+            await suite.answer(subject, suite.request(suite.tokens(40)))
         with pytest.raises(EngineError):
             await subject.engine.check_health()
+        with pytest.raises(EngineError):
+            await subject.engine.ping()
 
     loop.run(run())
 

@@ -77,7 +77,7 @@ class LocalDispatcher:
         self.steps.append(step)
         planned = step.replica if step is not None else None
         replica = self.divert or planned or next(iter(self.engines))
-        stream = deliveries(replica, self.engines[replica], request)
+        stream = deliveries(replica, self.engines[replica].generate(request))
         async with contextlib.aclosing(stream):
             async for delivery in stream:
                 yield delivery

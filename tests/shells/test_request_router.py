@@ -18,10 +18,10 @@ from ray import cloudpickle, serve
 from ray.serve.config import RequestRouterConfig
 
 from cp_ray.core.types import ReplicaId, RequestId, Step
-from cp_ray.errors import EngineError, InvalidRequest, Overloaded
+from cp_ray.errors import EngineError, EngineGone, InvalidRequest, Overloaded
 from cp_ray.router.dispatch import REPLICA_LOST, Dispatcher
 from cp_ray.router.liveness import Liveness
-from cp_ray.router.request_router import PlannedReplicaRouter
+from cp_ray.router.request_router import PlainReplicaRouter, PlannedReplicaRouter
 from cp_ray.store import wire
 from cp_ray.workers.engine import Chunk, Delivery, EngineRequest, Sampling
 
@@ -50,6 +50,8 @@ class TrivialEngine:
             raise ZeroDivisionError("oops")
         if how == DIE_ON_PLAN and (cp_plan or {}).get("replica") == self.uid:
             os.kill(os.getpid(), signal.SIGKILL)
+        if how == GONE_ON_PLAN and (cp_plan or {}).get("replica") == self.uid:
+            raise EngineGone("the engine hangs")
         if how == BUSY:
             time.sleep(1.5)  # noqa: ASYNC251 - on purpose: the engine's loop is stuck for a while
         try:
@@ -58,6 +60,8 @@ class TrivialEngine:
             for _ in range(1000 if how == LONG else 2):
                 chunk = Chunk(str(os.getpid()), 1, 1, 0)
                 yield wire.encode(Delivery(ReplicaId(self.uid), [chunk]))
+                if how == GONE_BEHIND:
+                    raise EngineGone("the engine hangs")
                 await asyncio.sleep(0.05 if how == LONG else 0)
         except (asyncio.CancelledError, GeneratorExit):
             self.aborted.append(request.request_id)
@@ -67,7 +71,7 @@ class TrivialEngine:
         return self.uid, self.aborted
 
 
-NORMAL, REFUSE, BUG, DIE_ON_PLAN, LONG, BUSY = range(6)
+NORMAL, REFUSE, BUG, DIE_ON_PLAN, LONG, BUSY, GONE_ON_PLAN, GONE_BEHIND = range(8)
 
 
 class Parent:
@@ -285,6 +289,30 @@ def test_a_replica_that_is_only_slow_keeps_its_requests(engine: Any, uids: list[
     assert asyncio.run(served_by(patient(engine), step(uids[1]), BUSY)) == uids[1]
 
 
+def test_a_request_to_a_replica_whose_engine_is_gone_goes_elsewhere_and_later_ones_at_once(
+    engine: Any, uids: list[str]
+) -> None:
+    async def ask() -> tuple[str, frozenset[str], str]:
+        liveness = Liveness(engine)
+        dispatcher = Dispatcher(engine, liveness)
+        served = await served_by(dispatcher, step(uids[3]), GONE_ON_PLAN)
+        left_out = liveness.stopped
+        return served, left_out, await served_by(dispatcher, step(uids[3]), NORMAL)
+
+    served, left_out, later = asyncio.run(ask())
+    assert served != uids[3]
+    assert left_out == {uids[3]}
+    assert later != uids[3]
+
+
+def test_an_answer_whose_engine_is_lost_is_an_error_that_says_so(
+    engine: Any, uids: list[str]
+) -> None:
+    with pytest.raises(EngineError, match="lost while it answered") as caught:
+        asyncio.run(served_by(Dispatcher(engine), step(uids[3]), GONE_BEHIND))
+    assert caught.value.code == REPLICA_LOST
+
+
 def test_closing_the_stream_aborts_the_request_in_the_engine(engine: Any, uids: list[str]) -> None:
     async def close_early() -> list[str]:
         stream = Dispatcher(engine).stream(step(uids[1]), request(LONG, "closed"))
@@ -313,3 +341,47 @@ def test_a_full_queue_is_overload(engine: Any) -> None:
     assert refused
     assert all(isinstance(r, str | Overloaded) for r in results)
     assert refused[0].status == 503
+
+
+@pytest.fixture(scope="module")
+def plain(serve_url: str) -> Iterator[Any]:
+    """An application with reuse=plain: Serve's own router, and no plans."""
+    engine = serve.deployment(TrivialEngine).options(
+        name="Engine",
+        num_replicas=2,
+        max_ongoing_requests=SLOTS,
+        max_queued_requests=200,
+        health_check_period_s=0.5,
+        ray_actor_options={"num_cpus": 0.1},
+        request_router_config=RequestRouterConfig(request_router_class=PlainReplicaRouter),
+    )
+    serve.run(engine.bind(), name="plain", route_prefix="/plain")
+    yield serve.get_deployment_handle("Engine", "plain")
+    serve.delete("plain")
+
+
+def test_plain_requests_beside_a_stopped_replica_are_all_answered(plain: Any) -> None:
+    uids = wait_for_uids(plain, 2)
+
+    async def with_a_stop() -> tuple[list[str], float, list[str], float]:
+        dispatcher = patient(plain)
+        pids: dict[str, int] = {}
+        while len(pids) < 2:
+            deliveries = [d async for d in dispatcher.stream(None, request())]
+            pids[deliveries[0].replica] = int(deliveries[0].chunks[0].text)
+        os.kill(pids[uids[0]], signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            served = await asyncio.gather(*(served_by(dispatcher, None) for _ in range(2 * SLOTS)))
+            seconds = time.monotonic() - began
+            began = time.monotonic()
+            later = [await served_by(dispatcher, None) for _ in range(4)]
+            return list(served), seconds, later, time.monotonic() - began
+        finally:
+            os.kill(pids[uids[0]], signal.SIGCONT)
+
+    served, seconds, later, later_s = asyncio.run(with_a_stop())
+    assert set(served) == {uids[1]}
+    assert seconds < 10
+    assert set(later) == {uids[1]}
+    assert later_s < 2, "it is known to have stopped"

@@ -149,12 +149,12 @@ def test_a_stream_that_lies_before_the_reader_is_read_from_its_beginning(
     _run(server.url, use)
 
 
-def test_the_stream_is_trimmed(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cp_ray.store.client.MAX_REPORTS", 100)
-
+def test_the_stream_is_trimmed(server: EmbeddedServer) -> None:
     async def use(store: Store) -> None:
+        short = await Store.connect(server.url, "t", max_reports=100)
         for number in range(500):
-            await store.append_report(b"%d" % number)
+            await short.append_report(b"%d" % number)
+        await short.close()
         kept = await store.read_reports(START, 0, count=1000)
         assert 100 <= len(kept) < 500
         assert kept[-1][1] == b"499"

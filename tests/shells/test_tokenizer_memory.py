@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from cp_ray.router import tokenizer
 from cp_ray.router.tokenizer import PromptTokenizer
 
 
@@ -26,11 +25,8 @@ class Letters(PromptTokenizer):
 
 
 @pytest.mark.parametrize("letters", [1, 50, 5000])
-def test_many_pieces_take_no_more_room_than_stated(
-    letters: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tokenizer, "CACHED_TOKENS", 100_000)
-    tested = Letters()
+def test_many_pieces_take_no_more_room_than_stated(letters: int) -> None:
+    tested = Letters(100_000)
     tracemalloc.start()
     try:
         for number in range(2_000_000 // (letters + 100)):
@@ -39,6 +35,7 @@ def test_many_pieces_take_no_more_room_than_stated(
     finally:
         tracemalloc.stop()
     assert taken < 1.5 * 4 * 100_000
+    assert 90_000 < tested.cached_tokens <= 100_000
 
 
 def test_a_piece_seen_lately_is_not_encoded_again() -> None:

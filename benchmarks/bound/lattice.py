@@ -14,7 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cp_ray.core.forest import Int32, Int64, compiled
-from cp_ray.errors import InvariantError
+from cp_ray.errors import ConfigError, InvariantError
+
+LARGEST = 20
+"""Blocks in a context: its 2^20 subsets are tried one by one."""
 
 
 class Lattice(NamedTuple):
@@ -23,9 +26,10 @@ class Lattice(NamedTuple):
     weight: tokens of each set; set 0 is the empty one. tail, head, cost: of each arc, head -1
     for an arc that ends in a context: nobody else can use it.
     The rest lists, context by context, the sets it contains by ascending size and after them
-    itself (node_start[t] up to node_start[t + 1]; places in this range are called local), and for each
-    of these the arcs into it (arc_start of the node up to that of the next): local_tail, and
-    arc. Every arc's tail comes before its head. node: set number, -1 for the context itself.
+    itself (node_start[t] up to node_start[t + 1]; places in this range are called local), and
+    for each of these the arcs into it (arc_start of the node up to that of the next): local_tail
+    and arc. Every arc's tail comes before its head. node: set number, -1 for the context itself.
+    mask: bits are places in the context's row.
     """
 
     weight: Int64
@@ -34,6 +38,7 @@ class Lattice(NamedTuple):
     cost: Int64
     node_start: Int64
     node: Int32
+    mask: Int32
     arc_start: Int64
     local_tail: Int32
     arc: Int32
@@ -110,11 +115,17 @@ def _arcs_upward(table: Int32, masks: Int32, size: int) -> tuple[Int32, Int32]:
 
 
 def build_lattice(rows: Int32, sizes: Int32, tokens: Int64) -> Lattice:
-    """The lattice of distinct contexts.
+    """The lattice of distinct contexts; ConfigError when one has more than LARGEST blocks.
 
     rows: shape (contexts, k), ascending block numbers padded with -1. sizes: of each row.
     tokens: of each block number.
     """
+    if sizes.max(initial=0) > LARGEST:
+        raise ConfigError(
+            f"a context has {sizes.max()} blocks; the lattice tries all subsets, of at most "
+            f"{LARGEST}: use lists cut to that length",
+            param="trace",
+        )
     count, blocks = len(rows), len(tokens)
     present = rows[rows >= 0]
     order = np.argsort(present, kind="stable")
@@ -123,6 +134,7 @@ def build_lattice(rows: Int32, sizes: Int32, tokens: Int64) -> Lattice:
     table = np.empty(1 << int(sizes.max(initial=0)), np.int32)
     keys = np.random.default_rng(0).integers(1, 1 << 63, (2, blocks), np.uint64)
     names: list[npt.NDArray[np.uint64]] = []
+    all_masks: list[Int32] = []
     weights: list[Int64] = []
     tails: list[Int32] = []
     heads: list[Int32] = []
@@ -134,6 +146,7 @@ def build_lattice(rows: Int32, sizes: Int32, tokens: Int64) -> Lattice:
         masks = np.concatenate(([0], masks[masks > 0])).astype(np.int32)
         masks = masks[np.argsort(np.bitwise_count(masks), kind="stable")]
         tail, head = _arcs_upward(table, masks, size)
+        all_masks.append(np.append(masks, (1 << size) - 1).astype(np.int32))
         tails.append(tail)
         heads.append(head)
         inside = (masks[:, None] >> np.arange(size) & 1).astype(bool)
@@ -141,18 +154,19 @@ def build_lattice(rows: Int32, sizes: Int32, tokens: Int64) -> Lattice:
         weights.append(np.append(inside @ tokens[row], tokens[row].sum()))
         named = np.where(inside, keys[:, None, row], np.uint64(0))
         names.append(np.bitwise_xor.reduce(named, axis=2))
-    return _numbered(weights, names, tails, heads)
+    return _numbered(weights, names, all_masks, tails, heads)
 
 
 def _numbered(
     weights: list[Int64],
     names: list[npt.NDArray[np.uint64]],
+    masks: list[Int32],
     tails: list[Int32],
     heads: list[Int32],
 ) -> Lattice:
     """Give equal sets of different contexts one number, and equal arcs.
 
-    weights: of each context's sets and itself. names: shape (2, sets), equal for equal sets.
+    weights, masks: of each context's sets and itself. names: shape (2, sets), equal for equal sets.
     """
     both = np.concatenate(names, axis=1)
     _, first, number = np.unique(both[0], return_index=True, return_inverse=True)
@@ -180,6 +194,7 @@ def _numbered(
         cost,
         node_start,
         node,
+        np.concatenate(masks),
         arc_start,
         local_tail,
         arc.astype(np.int32),

@@ -22,10 +22,11 @@ Float = npt.NDArray[np.float64]
 
 
 class Game(NamedTuple):
-    """Both sides' state over local arcs. by_arc: local arcs of arc a: by_arc[start[a]:start[a+1]].
+    """Both sides' state, of each local arc.
 
-    share, flow: the average so far times `rounds_weight[0]`. share_regret is in by_arc's order,
-    flow_regret in the lattice's.
+    by_arc: the local arcs of arc a are by_arc[start[a] : start[a + 1]]. now: shares at present.
+    share_regret: in by_arc's order. share, flow: averages so far; `share` is the bound.
+    played: rounds so far, and the sum of their weights.
     """
 
     start: Int64

@@ -33,7 +33,9 @@ HOT, COLD, TRIES = 0.1, 0.01, 8
 """As `merge` anneals, but for a cooler start: the tree it starts from is nearly the best."""
 
 
-def replayed(ordered: Sequence[Context], sequence: Sequence[int], tokens: Mapping[BlockId, int]) -> int:
+def replayed(
+    ordered: Sequence[Context], sequence: Sequence[int], tokens: Mapping[BlockId, int]
+) -> int:
     """Tokens found when these contexts are sent in this sequence into a cache without limit."""
     root: dict[BlockId, dict] = {}  # type: ignore[type-arg]
     reused = 0
@@ -63,10 +65,10 @@ class Problem:
         """The hit ratio when so many tokens are computed."""
         return 1 - computed / self.total
 
-    def hit_ratio(self, forest: Forest) -> float:
+    def reused(self, forest: Forest) -> int:
         """By replaying the orders that the forest makes."""
         ordered, sequence = depth_first(forest, self.leaves, self.contexts)
-        return replayed(ordered, sequence, self.tokens) / self.total
+        return replayed(ordered, sequence, self.tokens)
 
     def forest(self, tree: Tree) -> Forest:
         return forest_of(self.lattice, tree, self.rows, self.sizes, self.leaves.tokens)
@@ -92,31 +94,37 @@ def main() -> int:
     problem = Problem(contexts, tokens)
     lattice = problem.lattice
     say(
-        f"{len(contexts)} requests, {len(problem.rows)} distinct sets; {len(lattice.weight)} places "
-        f"to branch, {len(lattice.cost)} arcs, {len(lattice.arc)} shares"
+        f"{len(contexts)} requests, {len(problem.rows)} distinct sets; "
+        f"{len(lattice.weight)} places to branch, {len(lattice.cost)} arcs, "
+        f"{len(lattice.arc)} shares"
     )
     merged = merge(contexts, tokens, THOROUGH)
-    say(f"offline as shipped: {replayed(merged.contexts, merged.sequence, tokens) / problem.total:.5f}")
+    shipped = replayed(merged.contexts, merged.sequence, tokens)
+    say(f"offline as shipped: {shipped / problem.total:.5f}")
     game = new_game(lattice)
     play(lattice, game, args.rounds, 2.0)
-    bound = certified(problem.rows, problem.sizes, problem.leaves.tokens, lattice, whole(game.share))
+    bound = certified(
+        problem.rows, problem.sizes, problem.leaves.tokens, lattice, whole(game.share)
+    )
     say(f"no order passes: {problem.share_of(bound):.5f} ({args.rounds} rounds, checked)")
     used = used_by(lattice, game.flow)
-    say(f"the relaxation's own best is at least: {problem.share_of(used @ lattice.cost):.5f}")
+    say(
+        f"the relaxation's own best is at least: {problem.share_of(float(used @ lattice.cost)):.5f}"
+    )
     order = np.random.default_rng(0).permutation(len(problem.rows))
     tree = grow(lattice, lattice.cost * (1 - BIAS * used), order)
     forest = problem.forest(tree)
-    say(f"tree along the relaxed one: {problem.hit_ratio(forest):.5f}")
+    say(f"tree along the relaxed one: {problem.reused(forest) / problem.total:.5f}")
     mean = float(problem.leaves.tokens.mean())
     cooling = Cooling(args.moves * len(order), HOT * mean, COLD * mean, TRIES, 0)
     anneal(forest, len(order), problem.leaves.tokens, cooling, np.zeros(1, np.int64))
-    say(f"the same annealed: {problem.hit_ratio(forest):.5f}")
+    say(f"the same annealed: {problem.reused(forest) / problem.total:.5f}")
     if args.exact:
         everything = np.ones(len(lattice.cost), bool)
         best, least = repaired(lattice, tree, np.arange(len(order)), everything, args.exact)
         say(
-            f"integer program: {problem.hit_ratio(problem.forest(best)):.5f} found, no order passes "
-            f"{problem.share_of(least):.5f} (by the solver's word)"
+            f"integer program: {problem.reused(problem.forest(best)) / problem.total:.5f} found, "
+            f"no order passes {problem.share_of(least):.5f} (by the solver's word)"
         )
         assert cost_of(lattice, best, problem.each) <= cost_of(lattice, tree, problem.each)
     return 0

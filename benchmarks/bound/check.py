@@ -28,14 +28,14 @@ def certified(rows: Int32, sizes: Int32, tokens: Int64, lattice: Lattice, share:
     rows, sizes, tokens: as for `build_lattice`. share: of each local arc, in units. Raises
     InvariantError when sets or arcs are missing, or an arc's shares exceed its cost.
     """
-    number, weight = _numbers(rows, sizes, tokens, lattice)
+    number, weight = _numbers(rows, tokens, lattice)
     holders = _holders(rows, len(tokens))
     heads: list[Int64] = []
     tails: list[Int64] = []
     total = 0
     for context in range(len(rows)):
         first, end = lattice.node_start[context], lattice.node_start[context + 1]
-        masks = lattice.mask[first:end].astype(np.int64)
+        masks = lattice.mask[first:end]
         if masks[-1] != (1 << int(sizes[context])) - 1:
             raise InvariantError(f"context {context} has another last node than itself")
         shared = _shared(rows[context, : sizes[context]], context, holders, len(rows))
@@ -51,9 +51,7 @@ def certified(rows: Int32, sizes: Int32, tokens: Int64, lattice: Lattice, share:
     return -(-total // UNITS)
 
 
-def _numbers(
-    rows: Int32, sizes: Int32, tokens: Int64, lattice: Lattice
-) -> tuple[Int64, Int64]:
+def _numbers(rows: Int32, tokens: Int64, lattice: Lattice) -> tuple[Int64, Int64]:
     """Equal numbers for equal sets of blocks, and tokens, of every local node.
 
     A context is told apart from an equal set: its number is its own.
@@ -83,16 +81,16 @@ def _holders(rows: Int32, blocks: int) -> list[Int64]:
     return np.split(owner[order], np.cumsum(np.bincount(block, minlength=blocks))[:-1])
 
 
-def _shared(row: Int32, context: int, holders: list[Int64], count: int) -> Int64:
+def _shared(row: Int32, context: int, holders: list[Int64], count: int) -> Int32:
     """What the context shares with each other one, as masks; nothing among them."""
-    shared = np.zeros(count, np.int64)
+    shared = np.zeros(count, np.int32)
     for place, block in enumerate(row.tolist()):
         shared[holders[block]] |= 1 << place
     shared[context] = 0
     return np.unique(shared)
 
 
-def _check_sets(masks: Int64, shared: Int64, context: int) -> None:
+def _check_sets(masks: Int32, shared: Int32, context: int) -> None:
     """All that can be a branching is there: what is shared, and all intersections of it."""
     if masks[0] != 0 or len(np.unique(masks)) != len(masks):
         raise InvariantError(f"context {context}: no empty set, or a set twice")
@@ -104,7 +102,7 @@ def _check_sets(masks: Int64, shared: Int64, context: int) -> None:
         raise InvariantError(f"context {context}: a set is missing in which contexts can branch")
 
 
-def _check_arcs(masks: Int64, tail: Int64, head: Int64, context: int) -> None:
+def _check_arcs(masks: Int32, tail: Int64, head: Int64, context: int) -> None:
     """From every set to every larger one leads an arc that stays below it.
 
     Hence every way through larger and larger sets is one along arcs, at the same cost. The
@@ -136,9 +134,7 @@ def _cheapest(tail: Int64, head: Int64, share: Int64, nodes: int) -> int:
     return ways[-1]
 
 
-def _check_shares(
-    tail: Int64, head: Int64, number: Int64, weight: Int64, share: Int64
-) -> None:
+def _check_shares(tail: Int64, head: Int64, number: Int64, weight: Int64, share: Int64) -> None:
     """No share is negative, and equal arcs' shares add up to no more than the arc's cost."""
     if (share < 0).any():
         raise InvariantError("a share is negative")

@@ -45,12 +45,15 @@ class Lattice(NamedTuple):
 
 
 @compiled
-def _closures(rows: Int32, sizes: Int32, start: Int64, items: Int32, context: int, table: Int32) -> None:
+def _closures(
+    rows: Int32, holders: tuple[Int64, Int32], context: int, size: int, table: Int32
+) -> None:
     """For every subset of a context's places: what all other contexts with it share, or -1.
 
-    table: shape (2^size,), filled. Bits are places in the context's row.
+    holders: start and items; those of block b are items[start[b] : start[b + 1]]. table: shape
+    (2^size,), filled. Bits are places in the context's row.
     """
-    size = sizes[context]
+    start, items = holders
     table[: 1 << size] = -1
     seen = np.zeros(len(rows), np.int32)
     found = np.empty(len(rows), np.int32)
@@ -140,7 +143,7 @@ def build_lattice(rows: Int32, sizes: Int32, tokens: Int64) -> Lattice:
     heads: list[Int32] = []
     for context in range(count):
         size = int(sizes[context])
-        _closures(rows, sizes, start, items, context, table)
+        _closures(rows, (start, items), context, size, table)
         subsets = np.arange(1 << size, dtype=np.int32)
         masks = subsets[table[: 1 << size] == subsets]
         masks = np.concatenate(([0], masks[masks > 0])).astype(np.int32)

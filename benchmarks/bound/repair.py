@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import Bounds, LinearConstraint, milp
@@ -28,9 +30,7 @@ def repaired(
     local = np.concatenate(
         [np.arange(*lattice.arc_start[lattice.node_start[[c, c + 1]]]) for c in contexts]
     )
-    head_at = np.repeat(
-        np.arange(len(lattice.node)), np.diff(lattice.arc_start)
-    )
+    head_at = np.repeat(np.arange(len(lattice.node)), np.diff(lattice.arc_start))
     node = lattice.node[head_at[local]]
     arc = lattice.arc[local]
     reached = (node != -1) & (tree.into[node] == arc)
@@ -40,15 +40,8 @@ def repaired(
     head = head_at[local]
     tail = base[head] + lattice.local_tail[local]
     price = np.where((node != -1) & fixed[node], 0, lattice.cost[arc]).astype(np.float64)
-    flow = _solve(
-        price,
-        arc,
-        tail,
-        head,
-        lattice.node_start[contexts],
-        lattice.node_start[contexts + 1] - 1,
-        seconds,
-    )
+    starts, ends = lattice.node_start[contexts], lattice.node_start[contexts + 1] - 1
+    flow = _solve(_Ways(price, arc, tail, head, starts, ends), seconds)
     if flow is None:
         return tree, -np.inf
     chosen, bound = flow
@@ -67,28 +60,33 @@ def _used(lattice: Lattice, tree: Tree, contexts: Int64) -> Bools:
     """Sets that these contexts hang under, the empty one too."""
     used = np.zeros(len(lattice.weight), bool)
     used[0] = True
-    for found in lattice.node[tree.last[contexts]].tolist():
+    for hung in lattice.node[tree.last[contexts]].tolist():
+        found = hung
         while not used[found]:
             used[found] = True
             found = int(lattice.tail[tree.into[found]])
     return used
 
 
-def _solve(
-    price: npt.NDArray[np.float64],
-    arc: npt.NDArray[np.int32],
-    tail: Int64,
-    head: Int64,
-    starts: Int64,
-    ends: Int64,
-    seconds: float,
-) -> tuple[Bools, float] | None:
+class _Ways(NamedTuple):
+    """Local arcs. tail, head: local nodes counted over all. starts, ends: the nodes where each
+    context's way begins and ends."""
+
+    price: npt.NDArray[np.float64]
+    arc: npt.NDArray[np.int32]
+    tail: Int64
+    head: Int64
+    starts: Int64
+    ends: Int64
+
+
+def _solve(ways: _Ways, seconds: float) -> tuple[Bools, float] | None:
     """Of these local arcs those that the cheapest tree uses, and a bound on its price.
 
-    tail, head: local nodes counted over all. starts, ends: those where each context's way
-    begins and ends. One variable says whether an arc is bought, one for each of its local arcs
-    that a context's way takes it; None when time was too short for any tree.
+    One variable says whether an arc is bought, one for each of its local arcs that a context's
+    way takes it; None when time was too short for any tree.
     """
+    price, arc, tail, head, starts, ends = ways
     nodes, at = np.unique(np.concatenate((tail, head)), return_inverse=True)
     arcs, bought = np.unique(arc, return_inverse=True)
     many, few = len(arc), len(arcs)

@@ -33,7 +33,7 @@ def used_by(lattice: Lattice, flow: Float) -> Float:
 
 @compiled
 def grow(lattice: Lattice, price: Float, order: Int64) -> Tree:
-    """Add the contexts in this order, each by the cheapest way; what is in the tree costs nothing."""
+    """Add the contexts in this order, each by the cheapest way; what is there costs nothing."""
     into = np.full(len(lattice.weight), -1, np.int32)
     last = np.zeros(len(order), np.int64)
     most = np.max(np.diff(lattice.node_start))
@@ -102,8 +102,12 @@ def tree_of(lattice: Lattice, forest: Forest) -> Tree:
     last = lattice.node_start[:-1].copy()
     for context in range(contexts):
         first, end = lattice.node_start[context], lattice.node_start[context + 1]
-        local_of = {int(forest_mask): at for at, forest_mask in enumerate(lattice.mask[first : end - 1])}
-        place_of = {int(b): 1 << at for at, b in enumerate(forest.content[context, : forest.size[context]])}
+        local_of = {
+            int(forest_mask): at for at, forest_mask in enumerate(lattice.mask[first : end - 1])
+        }
+        place_of = {
+            int(b): 1 << at for at, b in enumerate(forest.content[context, : forest.size[context]])
+        }
         above = []
         node = int(forest.parent[context])
         while node != -1:

@@ -1,11 +1,13 @@
 """The most that any offline order can reuse, and the best order found on the way to that.
 
-    python -m benchmarks.offline_bound --trace DATA/mtrag [--rounds 400] [--exact SECONDS]
+    python -m benchmarks.offline_bound --trace DATA/mtrag [--rounds 400]
+        [--regions SECONDS] [--exact SECONDS]
 
 One cache without limit, requests one at a time: `bench reuse --policy offline --in-flight 1`.
 The bound is a sharing of all costs (benchmarks/bound/shares.py), checked in whole numbers by
-other code than found it (benchmarks/bound/check.py); the orders are replayed. With --exact an
-integer program looks for the optimum itself: seconds for mtrag, hopeless for the others.
+other code than found it (benchmarks/bound/check.py); the orders are replayed. With --regions
+integer programs hang the contexts of one region after the other anew; with --exact one program
+looks for the optimum itself: seconds for mtrag, hopeless for the others.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from benchmarks.bound.check import certified, whole
 from benchmarks.bound.lattice import Lattice, build_lattice
+from benchmarks.bound.regions import Limits, improve
 from benchmarks.bound.repair import repaired
 from benchmarks.bound.shares import new_game, play
-from benchmarks.bound.tree import BIAS, Tree, cost_of, forest_of, grow, used_by
+from benchmarks.bound.tree import BIAS, Tree, cost_of, forest_of, grow, tree_of, used_by
 from cp_ray.core.anneal_kernels import Cooling, anneal
 from cp_ray.core.forest import Forest, Int64
 from cp_ray.core.merging import THOROUGH, Leaves, depth_first, leaves_of, merge
@@ -31,6 +35,9 @@ from cp_ray.replay.trace import read_trace
 
 HOT, COLD, TRIES = 0.1, 0.01, 8
 """As `merge` anneals, but for a cooler start: the tree it starts from is nearly the best."""
+STEP = 10
+"""Rounds between two looks at the clock."""
+REGION = Limits(60, 10.0)
 
 
 def replayed(
@@ -79,6 +86,7 @@ def main() -> int:
     parser.add_argument("--trace", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=400)
     parser.add_argument("--moves", type=int, default=THOROUGH, help="of annealing, per context")
+    parser.add_argument("--regions", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--exact", type=float, default=0.0, metavar="SECONDS")
     args = parser.parse_args()
     requests = read_trace(args.trace).requests
@@ -102,7 +110,8 @@ def main() -> int:
     shipped = replayed(merged.contexts, merged.sequence, tokens)
     say(f"offline as shipped: {shipped / problem.total:.5f}")
     game = new_game(lattice)
-    play(lattice, game, args.rounds, 2.0)
+    for _ in tqdm(range(0, args.rounds, STEP), unit_scale=STEP, unit="round", disable=None):
+        play(lattice, game, STEP, 2.0)
     bound = certified(
         problem.rows, problem.sizes, problem.leaves.tokens, lattice, whole(game.share)
     )
@@ -119,6 +128,17 @@ def main() -> int:
     cooling = Cooling(args.moves * len(order), HOT * mean, COLD * mean, TRIES, 0)
     anneal(forest, len(order), problem.leaves.tokens, cooling, np.zeros(1, np.int64))
     say(f"the same annealed: {problem.reused(forest) / problem.total:.5f}")
+    if args.regions:
+        tree = tree_of(lattice, forest)
+        pair = (problem.rows, problem.leaves.tokens)
+        until, looked_at = time.perf_counter() + args.regions, 0
+        for better in improve(lattice, tree, used, pair, REGION):
+            tree = better
+            looked_at += 1
+            if time.perf_counter() > until:
+                break
+        forest = problem.forest(tree)
+        say(f"after {looked_at} regions: {problem.reused(forest) / problem.total:.5f}")
     if args.exact:
         everything = np.ones(len(lattice.cost), bool)
         best, least = repaired(lattice, tree, np.arange(len(order)), everything, args.exact)

@@ -7,7 +7,7 @@ the same checker in every run of the benchmark.
 from __future__ import annotations
 
 import random
-from itertools import combinations
+from itertools import combinations, islice
 
 import numpy as np
 import pytest
@@ -16,10 +16,11 @@ from benchmarks.bound import lattice as lattices
 from benchmarks.bound import shares, tree
 from benchmarks.bound.check import _check_sets, certified, whole
 from benchmarks.bound.lattice import Lattice, build_lattice
+from benchmarks.bound.regions import Limits, improve
 from benchmarks.bound.repair import repaired
 from benchmarks.offline_bound import Problem
 from benchmarks.optimum import SIZES, best_of_all, families
-from cp_ray.core import forest
+from cp_ray.core import forest, merge_kernels, partner_kernels
 from cp_ray.errors import ConfigError, InvariantError
 
 ROUNDS = 150
@@ -27,7 +28,7 @@ ROUNDS = 150
 
 @pytest.fixture(autouse=True)
 def plain_python(monkeypatch):
-    for module in (forest, lattices, shares, tree):
+    for module in (forest, merge_kernels, partner_kernels, lattices, shares, tree):
         for name, value in vars(module).items():
             if hasattr(value, "py_func"):
                 monkeypatch.setattr(module, name, value.py_func)
@@ -129,6 +130,31 @@ def test_a_tree_becomes_an_order_that_reuses_what_it_saves():
         cost = tree.cost_of(lattice, grown, problem.each)
         # Joining may find that brothers share more than the tree knew.
         assert problem.reused(problem.forest(grown)) >= problem.total - cost
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_merged_forest_is_a_tree_of_the_lattice(seed):
+    problem = problem_of(seed)
+    rows, tokens = problem.rows, problem.leaves.tokens
+    merged = forest.new_forest(rows, problem.sizes, tokens)
+    merge_kernels.merge_greedily(merged, len(rows), tokens, np.zeros(1, np.int64))
+    found = tree.tree_of(problem.lattice, merged)
+    saved = problem.total - tree.cost_of(problem.lattice, found, problem.each)
+    assert saved == problem.reused(merged)
+    assert problem.reused(problem.forest(found)) == saved
+
+
+def test_regions_only_improve():
+    problem = problem_of(5)
+    lattice = problem.lattice
+    now = tree.grow(lattice, lattice.cost.astype(float), np.arange(len(problem.rows)))
+    worth = [problem.reused(problem.forest(now))]
+    used = np.ones(len(lattice.cost))
+    pair = (problem.rows, problem.leaves.tokens)
+    better = islice(improve(lattice, now, used, pair, Limits(4, 20.0)), 12)
+    worth.extend(problem.reused(problem.forest(each)) for each in better)
+    assert worth == sorted(worth)
+    assert worth[-1] > worth[0]
 
 
 def test_shares_beyond_an_arcs_cost_are_refused():

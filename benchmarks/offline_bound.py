@@ -106,9 +106,6 @@ def main() -> int:
         f"{len(lattice.weight)} places to branch, {len(lattice.cost)} arcs, "
         f"{len(lattice.arc)} shares"
     )
-    merged = merge(contexts, tokens, THOROUGH)
-    shipped = replayed(merged.contexts, merged.sequence, tokens)
-    say(f"offline as shipped: {shipped / problem.total:.5f}")
     game = new_game(lattice)
     for _ in tqdm(range(0, args.rounds, STEP), unit_scale=STEP, unit="round", disable=None):
         play(lattice, game, STEP, 2.0)
@@ -128,6 +125,9 @@ def main() -> int:
     cooling = Cooling(args.moves * len(order), HOT * mean, COLD * mean, TRIES, 0)
     anneal(forest, len(order), problem.leaves.tokens, cooling, np.zeros(1, np.int64))
     say(f"the same annealed: {problem.reused(forest) / problem.total:.5f}")
+    merged = merge(contexts, tokens, THOROUGH)
+    shipped = replayed(merged.contexts, merged.sequence, tokens)
+    say(f"offline as shipped: {shipped / problem.total:.5f}")
     if args.regions:
         tree = tree_of(lattice, forest)
         pair = (problem.rows, problem.leaves.tokens)

@@ -216,6 +216,7 @@ def test_redis_away_costs_no_request_and_nothing_is_lost(faulty, away_s):
 
 
 @pytest.mark.chaos
+@pytest.mark.timeout(600)  # an engine is loaded twice; on a busy machine that takes minutes each
 def test_an_engine_restarted_inside_a_living_replica(faulty, subject):
     """Its numbers begin at 0 again, on the same sockets."""
     engine = subject.engine

@@ -37,7 +37,7 @@ class Merged(msgspec.Struct, frozen=True):
     reused_tokens: int
 
 
-class _Leaves(msgspec.Struct, frozen=True):
+class Leaves(msgspec.Struct, frozen=True):
     """Distinct contexts as rows of ascending block numbers, padded with -1."""
 
     rows: npt.NDArray[np.int32]
@@ -64,7 +64,7 @@ def merge(
     from cp_ray.core.forest import new_forest
     from cp_ray.core.greedy_merge import merge_greedily
 
-    leaves = _leaves(contexts, tokens)
+    leaves = leaves_of(contexts, tokens)
     count = len(leaves.members)
     forest = new_forest(leaves.rows, leaves.sizes, leaves.tokens)
     done = np.zeros(1, np.int64) if done is None else done
@@ -77,7 +77,7 @@ def merge(
     repeated = sum(
         int(forest.weight[leaf]) * (len(members) - 1) for leaf, members in enumerate(leaves.members)
     )
-    ordered, sequence = _depth_first(forest, leaves, contexts)
+    ordered, sequence = depth_first(forest, leaves, contexts)
     return Merged(ordered, sequence, repeated + int(forest.weight[count:].sum()))
 
 
@@ -86,7 +86,7 @@ def steps(contexts: int, moves_per_context: int) -> int:
     return contexts * (2 + moves_per_context)
 
 
-def _leaves(contexts: Sequence[Context], tokens: Mapping[BlockId, int]) -> _Leaves:
+def leaves_of(contexts: Sequence[Context], tokens: Mapping[BlockId, int]) -> Leaves:
     """Equal sets become one leaf; block numbers follow first appearance."""
     number: dict[BlockId, int] = {}
     members: dict[tuple[int, ...], list[int]] = {}
@@ -98,11 +98,11 @@ def _leaves(contexts: Sequence[Context], tokens: Mapping[BlockId, int]) -> _Leav
     for leaf, row in enumerate(members):
         rows[leaf, : len(row)] = row
     weights = np.array([max(1, tokens[block]) for block in number], np.int64)
-    return _Leaves(rows, sizes, list(number), weights, list(members.values()))
+    return Leaves(rows, sizes, list(number), weights, list(members.values()))
 
 
-def _depth_first(
-    forest: Forest, leaves: _Leaves, contexts: Sequence[Context]
+def depth_first(
+    forest: Forest, leaves: Leaves, contexts: Sequence[Context]
 ) -> tuple[tuple[Context, ...], tuple[int, ...]]:
     """Blocks of each context and the order of sending, from the forest.
 

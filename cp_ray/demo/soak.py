@@ -2,8 +2,9 @@
 
 Simulated engines on a Ray of its own. What is bounded by settings is given small bounds (SETTINGS),
 and a closed loop fills it before the measurement begins: what grows then is no filling up. The loop
-also finds what the machine can do; then requests come at `load` of that, at random times. Sampled all the while: memory and open files of every process, by kind. At the end the load
-drains, and nothing may be left: no reservation, and no keys but the fixed ones.
+also finds what the machine can do; then requests come at `load` of that, at random times. Sampled
+all the while: memory and open files of every process, by kind. At the end the load drains, and
+nothing may be left: no reservation, and no keys but the fixed ones.
 """
 
 from __future__ import annotations

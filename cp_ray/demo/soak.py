@@ -1,10 +1,10 @@
 """`cp-ray bench serve --soak`: does anything grow? The whole application under steady load.
 
-Simulated engines on a Ray of its own. First a short closed loop finds what the machine can do;
-then requests come at `load` of that, at random times. What is bounded by settings is given small
-bounds (SETTINGS), so that it is full before the measurement begins: what grows then is no filling
-up. Sampled all the while: memory and open files of every process, by kind. At the end the load
-drains, and nothing may be left: no reservation, and no keys but the fixed ones.
+Simulated engines on a Ray of its own. What is bounded by settings is given small bounds (SETTINGS),
+and a closed loop fills it before the measurement begins: what grows then is no filling up. The loop
+also finds what the machine can do; then requests come at `load` of that, at random times. Sampled
+all the while: memory and open files of every process, by kind. At the end the load drains, and
+nothing may be left: no reservation, and no keys but the fixed ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cp_ray.demo.soak_state import Fills, fills, index_state, redis_keys
 from cp_ray.store.connection import MAX_CONNECTIONS
 
 NAME = "soak"
-SATURATE_S, SAMPLE_S, WARM_STEP_S = 10.0, 5.0, 15.0
+SATURATE_S, SAMPLE_S, WARM_STEP_S = 20.0, 5.0, 15.0
 SETTINGS: dict[str, Any] = {
     "cache_tokens": 131_072,
     "index_records": 200,
@@ -155,10 +155,10 @@ def _application(options: SoakOptions) -> Iterator[str]:
 async def _soak(base: str, options: SoakOptions) -> Soak:
     async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=None)) as http:
         clients = Clients(base, http, options.seed)
-        await clients.closed(2, 3.0)
-        rate = options.load * await clients.closed(options.clients, SATURATE_S)
-        rate = max(rate, 0.5)
-        warm_s, full = await _warm(clients, rate, options.warm_s)
+        warm_s, full = await _warm(clients, options.clients, options.warm_s)
+        # Now, when all is full: an empty application is faster.
+        limit = await clients.closed(options.clients, SATURATE_S)
+        rate = max(options.load * limit, 0.5)
         clients.forget()
         samples: list[Sample] = []
         sampler = asyncio.create_task(_sample(samples))
@@ -188,13 +188,13 @@ async def _soak(base: str, options: SoakOptions) -> Soak:
     )
 
 
-async def _warm(clients: Clients, rate: float, most_s: float) -> tuple[float, Fills]:
-    """The load until everything that it fills has been full once; seconds, and how full it is."""
+async def _warm(clients: Clients, count: int, most_s: float) -> tuple[float, Fills]:
+    """A closed loop until all that it fills has been full once; seconds, and how full it is."""
     began = time.monotonic()
     missing: set[str] | None = None
     full: Fills = {}
     while missing != set() and time.monotonic() - began < most_s:
-        await clients.steady(rate, min(WARM_STEP_S, most_s))
+        await clients.closed(count, min(WARM_STEP_S, most_s))
         full = await fills(NAME)
         now = {name for name, (held, most) in full.items() if held < 0.95 * most}
         missing = now if missing is None else missing & now

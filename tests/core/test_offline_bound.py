@@ -12,13 +12,14 @@ from itertools import combinations, islice
 import numpy as np
 import pytest
 
+from benchmarks import offline_bound
 from benchmarks.bound import lattice as lattices
 from benchmarks.bound import shares, tree
 from benchmarks.bound.check import _check_sets, certified, whole
 from benchmarks.bound.lattice import Lattice, build_lattice
 from benchmarks.bound.regions import Limits, improve
 from benchmarks.bound.repair import repaired
-from benchmarks.offline_bound import Problem
+from benchmarks.offline_bound import Problem, relaxed
 from benchmarks.optimum import SIZES, best_of_all, families
 from cp_ray.core import forest, merge_kernels, partner_kernels
 from cp_ray.errors import ConfigError, InvariantError
@@ -28,7 +29,8 @@ ROUNDS = 150
 
 @pytest.fixture(autouse=True)
 def plain_python(monkeypatch):
-    for module in (forest, merge_kernels, partner_kernels, lattices, shares, tree):
+    modules = (forest, merge_kernels, partner_kernels, lattices, shares, tree, offline_bound)
+    for module in modules:
         for name, value in vars(module).items():
             if hasattr(value, "py_func"):
                 monkeypatch.setattr(module, name, value.py_func)
@@ -223,6 +225,16 @@ def test_a_lattice_that_lacks_an_intersection_is_refused():
     _check_sets(np.array([0, 0b010, 0b011, 0b110], np.int32), shared, 0)
     with pytest.raises(InvariantError, match="a set is missing in which contexts can branch"):
         _check_sets(np.array([0, 0b011, 0b110], np.int32), shared, 0)
+
+
+def test_a_certificate_is_kept_and_of_its_trace_only(tmp_path):
+    problem, other = problem_of(6), problem_of(7)
+    file = tmp_path / "shares.npz"
+    made = relaxed(problem.lattice, 20, file)
+    kept = relaxed(problem.lattice, 20, file)
+    assert all((one == two).all() for one, two in zip(made, kept, strict=True))
+    with pytest.raises(ConfigError, match="another trace"):
+        relaxed(other.lattice, 20, file)
 
 
 def test_too_long_contexts_are_refused_with_the_limit():

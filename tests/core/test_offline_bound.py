@@ -21,7 +21,7 @@ from benchmarks.bound.regions import Limits, improve
 from benchmarks.bound.repair import repaired
 from benchmarks.offline_bound import Problem, relaxed
 from benchmarks.optimum import SIZES, best_of_all, families
-from cp_ray.core import forest, merge_kernels, partner_kernels
+from cp_ray.core import forest, greedy_merge, merge_kernels, partner_kernels
 from cp_ray.errors import ConfigError, InvariantError
 
 ROUNDS = 150
@@ -29,7 +29,16 @@ ROUNDS = 150
 
 @pytest.fixture(autouse=True)
 def plain_python(monkeypatch):
-    modules = (forest, merge_kernels, partner_kernels, lattices, shares, tree, offline_bound)
+    modules = (
+        forest,
+        merge_kernels,
+        greedy_merge,
+        partner_kernels,
+        lattices,
+        shares,
+        tree,
+        offline_bound,
+    )
     for module in modules:
         for name, value in vars(module).items():
             if hasattr(value, "py_func"):
@@ -139,7 +148,7 @@ def test_a_merged_forest_is_a_tree_of_the_lattice(seed):
     problem = problem_of(seed)
     rows, tokens = problem.rows, problem.leaves.tokens
     merged = forest.new_forest(rows, problem.sizes, tokens)
-    merge_kernels.merge_greedily(merged, len(rows), tokens, np.zeros(1, np.int64))
+    greedy_merge.merge_greedily(merged, len(rows), tokens, np.zeros(1, np.int64))
     found = tree.tree_of(problem.lattice, merged)
     saved = problem.total - tree.cost_of(problem.lattice, found, problem.each)
     assert saved == problem.reused(merged)

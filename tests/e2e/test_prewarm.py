@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 
-import psutil
 import pytest
 import ray
 
@@ -15,7 +14,7 @@ from cp_ray.named_actor import NAMESPACE, index_prefix, names_with
 from cp_ray.store import wire
 from tests.e2e.support import TOPICS, application, ask, index_state, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]
 NAME = "warmed"
 
 
@@ -24,6 +23,14 @@ def records() -> dict[str, dict[str, int]]:
     (name,) = names_with(index_prefix(NAME))
     actor = ray.get_actor(name, NAMESPACE)
     return wire.decode(ray.get(actor.records.remote(), timeout=10), dict[str, dict[str, int]])
+
+
+def pid_of(replica: str) -> int:
+    import ray._private.state as ray_state
+
+    name = f"SERVE_REPLICA::{NAME}#Engine#{replica}"
+    (pid,) = [int(one["Pid"]) for one in ray_state.actors().values() if one["Name"] == name]
+    return pid
 
 
 def test_the_replica_in_a_dead_ones_place_is_warmed_while_it_is_idle(serve_url: str) -> None:
@@ -37,13 +44,10 @@ def test_the_replica_in_a_dead_ones_place_is_warmed_while_it_is_idle(serve_url: 
                 documents = [f"{TOPICS[topic]} {block}" for block in range(3)]
                 ask(base, documents, f"{question}?")
         before = set(index_state(NAME)["replicas"])
-        assert all(records().get(replica) for replica in before), "both were asked"
-        engines = [
-            process.pid
-            for process in psutil.process_iter(["cmdline"])
-            if f"ray::ServeReplica:{NAME}:Engine" in " ".join(process.info["cmdline"] or [])
-        ]
-        os.kill(engines[0], signal.SIGKILL)
+        until(lambda: sum(map(len, records().values())) == 4 * MIN_USES)
+        held = records()
+        idle = min(before, key=lambda replica: len(held.get(replica, ())))
+        os.kill(pid_of(idle), signal.SIGKILL)
         until(lambda: len(set(index_state(NAME)["replicas"]) - before) == 1, 90)
         (joined,) = set(index_state(NAME)["replicas"]) - before
         until(lambda: index_state(NAME)["counters"].get("warmed", 0) >= 1)

@@ -169,15 +169,8 @@ def _bench_serve(parser: argparse.ArgumentParser) -> None:
     def run(args: argparse.Namespace) -> int:
         from cp_ray.demo.soak import SoakOptions, run_soak, show
 
-        options = SoakOptions(
-            args.seconds,
-            args.replicas,
-            args.concurrency,
-            args.load,
-            args.seed,
-            args.warm,
-            args.settle,
-        )
+        a = args
+        options = SoakOptions(a.seconds, a.replicas, a.concurrency, a.load, a.seed, a.warm, a.settle)
         return show(run_soak(options), as_json=args.json)
 
     parser.set_defaults(run=run)

@@ -170,7 +170,9 @@ def _bench_serve(parser: argparse.ArgumentParser) -> None:
         from cp_ray.demo.soak import SoakOptions, run_soak, show
 
         a = args
-        options = SoakOptions(a.seconds, a.replicas, a.concurrency, a.load, a.seed, a.warm, a.settle)
+        options = SoakOptions(
+            a.seconds, a.replicas, a.concurrency, a.load, a.seed, a.warm, a.settle
+        )
         return show(run_soak(options), as_json=args.json)
 
     parser.set_defaults(run=run)

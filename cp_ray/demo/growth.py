@@ -16,8 +16,8 @@ Sample = tuple[float, dict[str, tuple[float, int]]]
 SPAN_S = 60.0
 """Samples of a minute count as one, their mean: neighbours resemble each other, and a slope over
 them all would look surer than it is."""
-FLAT_SHARE = 0.05
-"""A process that certainly grows by less than this share an hour does not count as growing."""
+LEAST_BYTES = 64
+"""Whatever is kept of a request takes more: its id alone takes 81 bytes."""
 SURE_SHARE = 0.25
 """Where more than this share an hour cannot be excluded, nothing is said."""
 
@@ -27,21 +27,26 @@ class Growth(msgspec.Struct, frozen=True):
 
     mb: at its end, all processes of the kind. mb_per_minute: slope of the minutes' means,
     plus_minus half of its 95% interval. files: open at the end less those at the beginning.
+    requests_per_minute: meanwhile.
     """
 
     mb: float
     mb_per_minute: float
     plus_minus: float
     files: int
+    requests_per_minute: float
+
+    @property
+    def least_bytes(self) -> float:
+        """Lower end of the interval, in bytes for each request."""
+        return 1e6 * (self.mb_per_minute - self.plus_minus) / self.requests_per_minute
 
     @property
     def verdict(self) -> Literal["flat", "grows", "not sure"]:
-        """flat: 0 lies in the interval, or less than FLAT_SHARE an hour above its upper end."""
-        most_an_hour = 60 * (self.mb_per_minute + self.plus_minus)
-        if most_an_hour <= FLAT_SHARE * self.mb:
-            return "flat"
-        if self.mb_per_minute > self.plus_minus:
+        """grows: by LEAST_BYTES a request for sure. not sure: it may be SURE_SHARE an hour."""
+        if self.least_bytes > LEAST_BYTES:
             return "grows"
+        most_an_hour = 60 * (self.mb_per_minute + self.plus_minus)
         return "flat" if most_an_hour <= SURE_SHARE * self.mb else "not sure"
 
 
@@ -66,7 +71,7 @@ def sizes(app: str) -> dict[str, tuple[float, int]]:
     return dict(found)
 
 
-def growth(samples: Sequence[Sample]) -> dict[str, Growth]:
+def growth(samples: Sequence[Sample], requests_per_minute: float) -> dict[str, Growth]:
     """Slopes over all samples; of kinds seen in at least three whole minutes."""
     grown = {}
     for kind in dict.fromkeys(kind for _, found in samples for kind in found):
@@ -82,7 +87,8 @@ def growth(samples: Sequence[Sample]) -> dict[str, Growth]:
         if len(means) < 3:
             continue
         slope, half = _slope(means)
-        grown[kind] = Growth(points[-1][1], slope, half, points[-1][2] - points[0][2])
+        files = points[-1][2] - points[0][2]
+        grown[kind] = Growth(points[-1][1], slope, half, files, requests_per_minute)
     return grown
 
 

@@ -51,7 +51,8 @@ FIXED_KEYS = 8
 class SoakOptions(msgspec.Struct, frozen=True):
     """seconds: of measured load. load: share of what the closed loop reached. clients: in it.
 
-    warm_s: of the same load before the measurement, at most; less where all is full earlier.
+    warm_s: of a closed loop before it, at most; less where all is full earlier. settle_s: of the
+    load before it is measured: tables are made anew, and allocators find their size.
     """
 
     seconds: float = 600.0
@@ -60,6 +61,7 @@ class SoakOptions(msgspec.Struct, frozen=True):
     load: float = 0.8
     seed: int = 0
     warm_s: float = 240.0
+    settle_s: float = 180.0
 
 
 class Soak(msgspec.Struct, frozen=True):
@@ -159,6 +161,7 @@ async def _soak(base: str, options: SoakOptions) -> Soak:
         # Now, when all is full: an empty application is faster.
         limit = await clients.closed(options.clients, SATURATE_S)
         rate = max(options.load * limit, 0.5)
+        await clients.steady(rate, options.settle_s)
         clients.forget()
         samples: list[Sample] = []
         sampler = asyncio.create_task(_sample(samples))
@@ -179,7 +182,7 @@ async def _soak(base: str, options: SoakOptions) -> Soak:
         late=late,
         ttft_p50_ms=1000 * quantiles[49],
         ttft_p99_ms=1000 * quantiles[98],
-        growth=growth(samples),
+        growth=growth(samples, 60 * len(clients.ttft_s) / seconds),
         full_before=full,
         full_after=full_after,
         redis_keys=await redis_keys(NAME),
@@ -232,7 +235,7 @@ def show(soak: Soak, *, as_json: bool) -> int:
             console.print(
                 f"{kind:8} {grown.mb:7.0f} MB, {grown.mb_per_minute:+.2f} "
                 f"({grown.plus_minus:.2f}) MB a minute, {grown.files:+d} files, "
-                f"{grown.verdict}",
+                f"at least {max(0.0, grown.least_bytes):.0f} bytes a request: {grown.verdict}",
                 highlight=False,
             )
     for fault in soak.faults:

@@ -30,7 +30,7 @@ def soak(made: list[Sample], **more: int) -> Soak:
         late=left["late"],
         ttft_p50_ms=1,
         ttft_p99_ms=2,
-        growth=growth(made),
+        growth=growth(made, 1000),
         full_before={"index: records": (5, 5)},
         full_after={"index: records": (5, 5)},
         redis_keys=left["redis_keys"],
@@ -53,16 +53,17 @@ def test_the_interval_holds_the_slope_though_neighbours_resemble_each_other() ->
         for n in range(120):
             level = 0.8 * level + rng.gauss(0, 1)  # a memory of half a minute
             made.append((5.0 * n, {"router": (300 + level, 40)}))
-        found = growth(made)["router"]
+        found = growth(made, 1000)["router"]
         held += abs(found.mb_per_minute) <= found.plus_minus
     assert held >= 88
 
 
-def test_a_slope_that_is_sure_and_too_small_to_matter_is_no_growth() -> None:
+def test_less_than_an_id_a_request_is_no_growth_and_more_is() -> None:
     made = [(5.0 * n, {"redis": (100 + 0.05 * n / 12, 9)}) for n in range(120)]
-    found = growth(made)["redis"]
+    found = growth(made, 1000)["redis"]
     assert found.mb_per_minute > found.plus_minus, "it is sure"
-    assert found.verdict == "flat", "3 of 100 MB an hour"
+    assert (found.verdict, round(found.least_bytes)) == ("flat", 50)
+    assert growth(made, 500)["redis"].verdict == "grows", "a hundred bytes a request"
 
 
 def test_what_is_too_noisy_to_tell_is_a_fault() -> None:

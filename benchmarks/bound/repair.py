@@ -120,4 +120,20 @@ def _solve(ways: _Ways, seconds: float) -> tuple[Bools, float] | None:
     )
     if found.x is None:
         return None
-    return found.x[few:] > 0.5, float(found.mip_dual_bound)
+    return _traced(ways, found.x[few:]), float(found.mip_dual_bound)
+
+
+def _traced(ways: _Ways, flow: npt.NDArray[np.float64]) -> Bools:
+    """One way for each context, back along the largest flow: the solver may split it where two
+    ways cost the same."""
+    largest: dict[int, int] = {}
+    for at in np.argsort(flow, kind="stable").tolist():
+        largest[int(ways.head[at])] = at
+    chosen = np.zeros(len(flow), bool)
+    begins = set(ways.starts.tolist())
+    for end in ways.ends.tolist():
+        node = end
+        while node not in begins:
+            chosen[largest[node]] = True
+            node = int(ways.tail[largest[node]])
+    return chosen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import time
 from pathlib import Path
@@ -46,6 +47,7 @@ GRACE_S = 1.0
 HEARING_S = 1.0
 ENGINE = "Engine"
 """Name of the engine deployment."""
+_log = logging.getLogger("ray.serve")
 SUPERSEDED_AFTER_S = 30.0
 """Clients call every few seconds; without one this long, another index has taken over."""
 
@@ -83,6 +85,8 @@ class IndexActor:
             asyncio.create_task(self._end_with_application(me)),
             asyncio.create_task(self._end_when_superseded(me)),
         ]
+        for task in self._tasks:
+            task.add_done_callback(_begin_anew)
 
     async def plan(self, payload: bytes, deadline_s: float) -> bytes:
         """Wire-encoded list[PlanRequest] -> list[Step]; nothing when nobody waits any more.
@@ -221,6 +225,13 @@ class IndexActor:
                 continue
             if len(await asyncio.to_thread(names_with, index_prefix(self._app))) > 1:
                 end(me, "no client uses it, and there is another index")
+
+
+def _begin_anew(task: asyncio.Task[None]) -> None:
+    """Without one of its tasks the index is blind or deaf: Ray restarts it, and it recovers."""
+    if not task.cancelled() and task.exception() is not None:
+        _log.error("The index starts anew: a task of it ended.", exc_info=task.exception())
+        os._exit(1)
 
 
 def new_index(config: AppConfig) -> ContextIndex:

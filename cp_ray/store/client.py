@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 import redis.asyncio as aioredis
 
 from cp_ray.errors import ConfigError
-from cp_ray.store.connection import check_server, faults_as_unavailable, open_client
+from cp_ray.store.connection import FAULTS, check_server, faults_as_unavailable, open_client
 from cp_ray.store.journal import Journal
 
 CALL_TIMEOUT_S = 1.0
@@ -140,9 +141,10 @@ class Store:
         return await Journal.open(self._client, self._bounded, self._prefix)
 
     async def close(self) -> None:
-        """Close all connections; a second call does nothing."""
-        await self._client.aclose(close_connection_pool=True)
-        await self._reader.aclose(close_connection_pool=True)
+        """Close all connections; a second call does nothing. Never raises."""
+        for client in (self._client, self._reader):
+            with suppress(*FAULTS):  # a server that is late for the goodbye, too, is left
+                await client.aclose(close_connection_pool=True)
 
     async def _append(self, stream: str, payload: bytes, longest: int) -> str:
         call = self._client.xadd(stream, {b"p": payload}, maxlen=longest, approximate=True)

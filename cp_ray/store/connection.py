@@ -19,7 +19,8 @@ REPLY_TIMEOUT_S = 0.9
 MAX_CONNECTIONS = 64
 OLDEST = (6, 2)
 
-_FAULTS = (exceptions.RedisError, OSError, TimeoutError)
+FAULTS = (exceptions.RedisError, OSError, TimeoutError)
+"""Whatever can go wrong with a connection."""
 _ADVICE: tuple[tuple[type[BaseException], str], ...] = (  # the first that fits
     (
         exceptions.AuthenticationError,
@@ -104,7 +105,7 @@ async def check_server(client: aioredis.Redis, url: str, app: str) -> None:
         await client.set(probe, b"1", ex=10)
         await client.get(probe)
         await client.xrevrange(f"cp:{app}:reports", count=1)
-    except _FAULTS as error:
+    except FAULTS as error:
         advice = next(advice for type_, advice in _ADVICE if isinstance(error, type_))
         message = advice.format(where=where, app=app, error=error)
         raise ConfigError(message, param="redis_url") from error
@@ -129,7 +130,7 @@ async def faults_as_unavailable(url: str) -> AsyncIterator[None]:
     """Turn whatever goes wrong with Redis later into StoreUnavailable."""
     try:
         yield
-    except _FAULTS as error:
+    except FAULTS as error:
         raise StoreUnavailable(
             f"Redis at {address(url)}: {str(error) or type(error).__name__}"
         ) from error

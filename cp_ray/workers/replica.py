@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 
 from cp_ray.config import AppConfig
 from cp_ray.core.types import DumpRequest, ReplicaId
-from cp_ray.errors import EngineUnavailable
+from cp_ray.errors import EngineError, EngineUnavailable
 from cp_ray.store import wire
 from cp_ray.store.client import Store
 from cp_ray.store.embedded_actor import redis_url
@@ -93,7 +93,10 @@ class EngineReplica:
         await self._engine.reset_cache()
 
     async def check_health(self) -> None:
-        """Raise when the engine died or hangs: Serve then replaces the replica."""
+        """Raise when the engine died or hangs, or a task of ours ended: Serve replaces us."""
+        for task in self._tasks:
+            if task.done():
+                raise EngineError(f"the replica's task {task.get_name()} has ended")
         self._watch.check()
         await self._engine.check_health()
 

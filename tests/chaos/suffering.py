@@ -51,7 +51,9 @@ async def suffer(
     fleet: Fleet, load: Load, fault: Fault, rng: random.Random, patience_s: float
 ) -> Outcome:
     """When all is well, do it under the running load, and watch until all is well again."""
-    while not (await fleet.agreed())[0]:  # noqa: ASYNC110 - other processes bring it about
+    asked_s = load.clock()
+    while not (well := await fleet.agreed())[0]:
+        assert load.clock() - asked_s < 2 * patience_s, f"not well before {fault.name}: {well[1]}"
         await asyncio.sleep(0.2)
     before = await fleet.first_state()
     lost = len(load.lost)

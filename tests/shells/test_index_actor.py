@@ -195,6 +195,29 @@ def test_a_killed_index_costs_no_wait_and_answers_again_within_seconds(engine: A
     run(test)
 
 
+def test_an_index_that_has_lost_one_of_its_tasks_begins_anew(engine: Any) -> None:
+    """Else it would be blind for good, and nothing would say so."""
+
+    def lose_one(actor: Any) -> None:
+        def fails(now: float) -> None:
+            raise ValueError("not foreseen")
+
+        actor._hearing.tick = fails
+
+    async def test(client: IndexClient) -> None:
+        before = await index_pid(client)
+        await client.actor.__ray_call__.remote(lose_one)
+
+        async def another() -> bool:
+            state = await client.state()
+            return state is not None and int(state["pid"]) != before
+
+        await until(another, 30)
+        await until(lambda: two_live(client))
+
+    run(test)
+
+
 async def is_none(client: IndexClient) -> bool:
     return await client.plan([plan_request(f"n{time.monotonic_ns()}", "a")]) is None
 

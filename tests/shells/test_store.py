@@ -149,9 +149,29 @@ def test_a_stream_that_lies_before_the_reader_is_read_from_its_beginning(
     _run(server.url, use)
 
 
+def test_a_server_that_is_stopped_does_not_keep_us_from_leaving(server: EmbeddedServer) -> None:
+    """Nor does one whose connections cannot be closed in time: closing never raises."""
+
+    async def use(store: Store) -> None:
+        other = await Store.connect(server.url, "t")
+        await other.append_report(b"x")
+
+        async def too_late(*_: object, **__: object) -> None:
+            raise redis.exceptions.TimeoutError("Timed out closing connection after 0.4")
+
+        for client in (other._client, other._reader):
+            real = client.connection_pool.disconnect
+            client.connection_pool.disconnect = too_late  # type: ignore[method-assign]
+            await other.close()
+            client.connection_pool.disconnect = real  # type: ignore[method-assign]
+        await other.close()
+
+    _run(server.url, use)
+
+
 def test_the_stream_is_trimmed(server: EmbeddedServer) -> None:
     async def use(store: Store) -> None:
-        short = await Store.connect(server.url, "t", max_reports=100)
+        short = await Store.connect(server.url, max_reports=100)
         for number in range(500):
             await short.append_report(b"%d" % number)
         await short.close()

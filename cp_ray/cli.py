@@ -159,7 +159,7 @@ def _bench_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--soak", action="store_true", required=True, help="does anything grow?")
     parser.add_argument("--seconds", type=float, default=600.0, help="of measured load")
     parser.add_argument("--warm", type=float, default=240.0, help="seconds to fill up, at most")
-    parser.add_argument("--settle", type=float, default=180.0, help="of load before it is measured")
+    parser.add_argument("--settle", type=float, default=420.0, help="of load before it is measured")
     parser.add_argument("--replicas", type=int, default=2, help="simulated engines")
     parser.add_argument("--concurrency", type=int, default=16, help="clients that find the limit")
     parser.add_argument("--load", type=float, default=0.8, help="share of that limit")

@@ -43,11 +43,12 @@ class Growth(msgspec.Struct, frozen=True):
 
     @property
     def verdict(self) -> Literal["flat", "grows", "not sure"]:
-        """grows: by LEAST_BYTES a request for sure. not sure: it may be SURE_SHARE an hour."""
+        """grows: by LEAST_BYTES a request for sure. not sure: it may, and SURE_SHARE an hour."""
         if self.least_bytes > LEAST_BYTES:
             return "grows"
-        most_an_hour = 60 * (self.mb_per_minute + self.plus_minus)
-        return "flat" if most_an_hour <= SURE_SHARE * self.mb else "not sure"
+        most = self.mb_per_minute + self.plus_minus
+        small = 1e6 * most <= LEAST_BYTES * self.requests_per_minute
+        return "flat" if small or 60 * most <= SURE_SHARE * self.mb else "not sure"
 
 
 def sizes(app: str) -> dict[str, tuple[float, int]]:

@@ -64,6 +64,8 @@ def test_less_than_an_id_a_request_is_no_growth_and_more_is() -> None:
     assert found.mb_per_minute > found.plus_minus, "it is sure"
     assert (found.verdict, round(found.least_bytes)) == ("flat", 50)
     assert growth(made, 500)["redis"].verdict == "grows", "a hundred bytes a request"
+    tiny = [(at, {"redis": (found["redis"][0] - 98, 9)}) for at, found in made]
+    assert growth(tiny, 1000)["redis"].verdict == "flat", "however small the process is"
 
 
 def test_what_is_too_noisy_to_tell_is_a_fault() -> None:

@@ -14,6 +14,7 @@ import random
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -44,7 +45,11 @@ def main() -> NoReturn:
     chosen = [fault for fault in FAULTS if args.only in fault.name]
     began = time.monotonic()
     with _fleet() as running:
-        outcomes = asyncio.run(_all(running, chosen, args.clients, args.seed))
+        try:
+            outcomes = asyncio.run(_all(running, chosen, args.clients, args.seed))
+        except BaseException:
+            traceback.print_exc()  # the way down may end this process before it is shown
+            raise
         seconds = time.monotonic() - began
         said = (
             f"Measured by `make chaos` (seed {args.seed}): 3 emulated hosts, 3 simulated engines,\n"

@@ -14,6 +14,7 @@ import psutil
 import ray
 import redis
 from ray import serve
+from ray.serve.exceptions import RayServeException
 
 from cp_ray.config import AppConfig
 from cp_ray.named_actor import NAMESPACE, index_prefix, names_with
@@ -34,6 +35,8 @@ PROCESSES = {
     "index": "ray::IndexActor",
 }
 CALL_S = 3.0
+UNANSWERED = (ray.exceptions.RayError, RayServeException, ValueError, TimeoutError)
+"""What a call to something that is dead or stopped ends with."""
 PAGE = 16
 """Engines count whole blocks, the index the tokens of the prompt."""
 HEARD_S = 0.5
@@ -95,7 +98,7 @@ class Fleet:
         """What the index says of itself; nothing while it cannot."""
         try:
             state: dict[str, Any] = await self._index_call("state")
-        except (ray.exceptions.RayError, ValueError, TimeoutError):
+        except UNANSWERED:
             return {}
         return state
 
@@ -120,7 +123,7 @@ class Fleet:
             await asyncio.sleep(HEARD_S)
             after = await self._recorded()
             later = await self.state()
-        except (ray.exceptions.RayError, ValueError, TimeoutError) as error:
+        except UNANSWERED as error:
             return False, f"no answer: {type(error).__name__}"
         live = set(state["replicas"])
         if live != held.replicas or live != set(later.get("replicas", ())):

@@ -190,5 +190,10 @@ def _fit(runs: list[_Run], slowness: list[float]) -> tuple[PrefillCurve, float]:
     terms /= seconds[:, None]
     scale = np.maximum(terms.max(axis=0), np.finfo(float).tiny)
     found, _ = nnls(terms / scale, np.ones(len(runs)))
+    if not found[1]:
+        # Prompts that all lack as much do not tell cost per prompt from cost per token. Charged to
+        # the prompts, whoever holds nothing would look as fast as the holder.
+        terms[:, 0] = 0.0
+        found, _ = nnls(terms / scale, np.ones(len(runs)))
     base_s, per_new_s, per_pair_s, per_answer_s = (float(value) for value in found / scale)
     return PrefillCurve(base_s, per_new_s, per_pair_s / 2, per_pair_s), per_answer_s

@@ -73,6 +73,14 @@ def test_traffic_without_cached_tokens_says_nothing_absurd_of_cached_ones() -> N
     assert times.seconds(A, 10_000, 2000) < 2 * true_s(10_000, 2000)
 
 
+def test_prompts_that_all_lack_as_much_do_not_make_tokens_free() -> None:
+    times = PrefillTimes()
+    for cached in range(0, 52_000, 520):
+        times.observe(A, cached, 520, 0.01 + 520e-4, idle=True)
+    assert times.fitted
+    assert times.seconds(A, 0, 5200) > 5 * times.seconds(A, 4680, 520)
+
+
 def test_waits_for_room_are_not_taken_for_slow_prefill() -> None:
     times = PrefillTimes()
     feed(times, 60, {A: 1.0})

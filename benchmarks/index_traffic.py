@@ -40,24 +40,28 @@ class Fleet:
     def __init__(self) -> None:
         self._windows: deque[Sequence[Step]] = deque()
         self._held: deque[tuple[ReplicaId, RequestId]] = deque()
+        self._running = 0
 
     def sent(self, steps: Sequence[Step]) -> list[Feedback]:
         """One more window runs; what is heard of earlier ones meanwhile."""
         self._windows.append(steps)
+        self._running += len(steps)
         heard: list[Feedback] = []
         if len(self._windows) > PREFILLING:
             heard += [FirstToken(step.request_id) for step in self._windows[-PREFILLING - 1]]
         if len(self._windows) > PREFILLING + ANSWERING:
-            for step in self._windows.popleft():
+            ended = self._windows.popleft()
+            self._running -= len(ended)
+            for step in ended:
                 heard.append(Settled(step.request_id, step.reused_tokens, ok=True))
                 if step.replica is not None:
                     self._held.append((step.replica, step.request_id))
         return heard
 
     def lost(self, most: int) -> dict[ReplicaId, list[Eviction]]:
-        """All but `most` of what ended leaves its cache, oldest first; one entry each."""
+        """What is stored beyond `most` leaves its cache, oldest first; one entry each."""
         lost: dict[ReplicaId, list[Eviction]] = {}
-        while len(self._held) > most:
+        while self._held and self._running + len(self._held) > most:
             replica, request = self._held.popleft()
             lost.setdefault(replica, []).append(Eviction(request, 0))
         return lost

@@ -15,6 +15,7 @@ import msgspec
 
 from cp_ray.core.types import Eviction, RequestId
 from cp_ray.workers.cache_events import CacheEvent, Cleared
+from cp_ray.workers.eviction_order import EvictionOrder
 from cp_ray.workers.kv_events import decode_batch
 from cp_ray.workers.residency import Path, Residency
 from tests.contract import real_engine
@@ -55,7 +56,10 @@ class Drive:
         self.in_flight = in_flight
         self.spoil = spoil
         self.engine = manager()
-        self.residency = Residency(PAGE, PAGES, copies=real_engine.NAME != "sglang")
+        vllm = real_engine.NAME != "sglang"
+        order = EvictionOrder() if vllm else None
+        self.residency = Residency(PAGE, PAGES, copies=vllm, order=order)
+        self.now = 0
         self.tally = Tally()
         self.documents = [
             tuple(self.rng.randrange(1000) for _ in range(self.rng.choice((7, 12, 16, 21))))
@@ -80,6 +84,7 @@ class Drive:
             prompt += tuple(self.rng.randrange(1000) for _ in range(self.rng.randint(1, 9)))
         self.submitted(name, context, prompt)
         path = self.residency.path(prompt)
+        self.residency.sent(RequestId(name), path)
         while (cached := self.engine.admit(name, prompt)) is None:
             self.end_one()
         self.running[name] = (path, cached)
@@ -101,6 +106,8 @@ class Drive:
             self.tally.mismatches += abs(held - cached) > PAGE
         self.residency.register(RequestId(name), path)
         self.engine.release(name)
+        self.now += 1
+        self.residency.ended(RequestId(name), (), whole=True, at=self.now)
         self.ended(name, cached, held)
 
     def submitted(self, name: str, context: list[int], prompt: tuple[int, ...]) -> None:
@@ -121,7 +128,8 @@ class Drive:
             return
         events = [kept for event in decode_batch(payload) for kept in self.spoil(event)]
         doubts = self.residency.doubts
-        evictions = self.residency.apply(events)
+        self.now += 1
+        evictions = self.residency.apply(events, self.now)
         self.tally.evictions += len(evictions)
         self.lost(evictions)
         if self.residency.doubts > doubts:
@@ -134,6 +142,7 @@ class Drive:
             name = next(iter(self.running))
             _, cached = self.running.pop(name)
             self.engine.release(name)
+            self.residency.ended(RequestId(name), (), whole=False, at=self.now)
             self.ended(name, cached, None)
         assert self.engine.reset()
         self.engine.step()

@@ -173,8 +173,11 @@ class Serving:
 
     async def until_counted(self, counter: str, most: int = 50) -> int:
         """Requests asked until the index counts one more."""
-        before = self.counters.get(counter, 0)
-        return await self.until(lambda: self.counters.get(counter, 0) > before, most)
+        return await self.until_more(counter, self.counters.get(counter, 0), most)
+
+    async def until_more(self, counter: str, than: int, most: int) -> int:
+        """Requests asked until the index has counted more than that."""
+        return await self.until(lambda: self.counters.get(counter, 0) > than, most)
 
     async def record(self, fault: str, detected: int, began: int) -> None:
         """Nothing is wrong from here on. began: requests when the fault began to be repaired."""

@@ -199,11 +199,11 @@ def main() -> None:
             lossy = Lossy(args.seed, in_flight, kinds, args.lose)
             tally = lossy.run(args.requests)
             waits = sorted(lossy.waits)
-            median, most = waits[len(waits) // 2], waits[-1]
+            median, ninety, most = waits[len(waits) // 2], waits[9 * len(waits) // 10], waits[-1]
             names = " and ".join(kind.__name__ for kind in kinds)
             sys.stdout.write(
-                f"{real_engine.version()}, {in_flight} in flight, {names}: {lossy.loser.lost} lost, "
-                f"found after {median} requests (median), {waits[9 * len(waits) // 10]} (p90), "
+                f"{real_engine.version()}, {in_flight} in flight, {names}: {lossy.loser.lost} "
+                f"lost, found after {median} requests (median), {ninety} (p90), "
                 f"{most} at most; {tally.mismatches} predicted wrong\n"
             )
 

@@ -130,12 +130,12 @@ async def _measure(records: int, replicas: int, count: int, in_flight: int) -> d
         load = Load(client, reporters, records)
         await load.run(records + 2048, 64, 2, "fill")
         await load.run(max(count // 4, 3200), 32, in_flight, "warm")
-        before = await client.state() or {}
+        before = await _state(client)
         cpu, own, load.entries = _cpu_s(before["pid"]), time.process_time(), 0
         seconds = await load.run(count, 32, in_flight, "measured")
         own = time.process_time() - own
         cpu = _cpu_s(before["pid"]) - cpu
-        after = await client.state() or {}
+        after = await _state(client)
         bare = await _bare(load.last, count // 32, in_flight)
     finally:
         for task in tasks:
@@ -186,11 +186,21 @@ async def _bare(
 async def _replicas(client: IndexClient, count: int) -> list[str]:
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
-        state = await client.state()
-        if state is not None and len(state["replicas"]) == count and state["redis_connected"]:
+        state = await _state(client)
+        if len(state["replicas"]) == count and state["redis_connected"]:
             return list(state["replicas"])
         await asyncio.sleep(0.1)
     raise AssertionError(f"not {count} replicas within {WAIT_S} s")
+
+
+async def _state(client: IndexClient) -> dict[str, Any]:
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        state = await client.state()
+        if state is not None:
+            return state
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"no index answered within {WAIT_S} s")
 
 
 def _cpu_s(pid: int) -> float:

@@ -6,7 +6,6 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -14,7 +13,8 @@ import msgspec
 
 from cp_ray.config import AppConfig
 from cp_ray.core.types import RequestId
-from cp_ray.errors import CpRayError, EngineUnavailable, InvalidRequest, Overloaded
+from cp_ray.errors import CpRayError, EngineUnavailable, InvalidRequest
+from cp_ray.router.admission import Admission
 from cp_ray.router.api import ChatRequest
 from cp_ray.router.assembly import Assembler, Finished, Limits, Prepared, Request, Reuse
 from cp_ray.router.auth import Authenticator, Tenant
@@ -75,7 +75,8 @@ class Service:
         self._fetch_info = fetch_info
         self._info: EngineInfo | None = None
         self._asking: asyncio.Future[EngineInfo] | None = None
-        self._queued = 0
+        running = config.replicas * config.max_ongoing_requests
+        self._admission = Admission(running, config.max_queued_requests, self.observer.waiting)
         self._window = Window(
             planner, max_size=config.window_max, max_wait_s=config.window_ms / 1000
         )
@@ -132,7 +133,7 @@ class Service:
 
     async def _begin(self, request: Request, tenant: Tenant, reuse: Reuse) -> Call:
         watch = self.observer.begin(tenant.name)
-        async with self._queue_place():
+        async with self._admission.place(tenant.name, _size(request)):
             prepared = await self.prepare(request, tenant, reuse)
             spent = prepared.prompt_tokens + (request.output_limit or 0)
             self.quotas.tokens(tenant.name, spent)
@@ -239,22 +240,6 @@ class Service:
             plain=kept.plain,
             earlier_bytes=kept.earlier_bytes,
         )
-
-    @asynccontextmanager
-    async def _queue_place(self) -> Any:
-        running = self.config.replicas * self.config.max_ongoing_requests
-        if self._queued >= running + self.config.max_queued_requests:
-            raise Overloaded(
-                f"{self._queued} requests wait for a first token already, {running} of which the "
-                "replicas can hold (max_queued_requests is the rest): try again later"
-            )
-        self._queued += 1
-        self.observer.waiting(self._queued)
-        try:
-            yield
-        finally:
-            self._queued -= 1
-            self.observer.waiting(self._queued)
 
 
 def known_error(error: BaseException) -> CpRayError | None:

@@ -1,4 +1,8 @@
-"""Admission: requests wait here, fair between tenants, while the replicas are full."""
+"""Admission: requests wait here, fair between tenants, while the replicas are full.
+
+A request takes the place of whichever replica has one, so all places are taken only where every
+replica is full: none that is free waits for one that is not.
+"""
 
 from __future__ import annotations
 

@@ -198,6 +198,15 @@ class AppConfig(BaseModel):
         default=None,
         description="folder on the index actor's host: record ids and lengths of all traffic there",
     )
+    otlp_endpoint: str | None = Field(
+        default=None,
+        pattern=r"^https?://",
+        description="collector of OpenTelemetry traces, by OTLP over HTTP: "
+        "http://HOST:4318/v1/traces; needs cp-ray[otel]",
+    )
+    trace_share: float = Field(
+        default=1.0, gt=0, le=1, description="of requests traced that come without a traceparent"
+    )
 
     # Limits, enforced with 400, 413 or 422.
     max_body_bytes: int = Field(default=8 << 20, ge=1024)

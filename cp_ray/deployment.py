@@ -19,6 +19,7 @@ from cp_ray.prerequisites import refuse_early
 from cp_ray.router.auth import Authenticator
 from cp_ray.router.ingress import Router
 from cp_ray.router.request_router import PlainReplicaRouter, PlannedReplicaRouter
+from cp_ray.tracing import check_tracing
 from cp_ray.workers import sglang_args, vllm_args
 from cp_ray.workers.replica import EngineReplica
 
@@ -66,6 +67,7 @@ def app(args: AppConfig) -> Application:
 def _refuse_early(args: AppConfig) -> None:
     """Say here, in one line, what would else end in the log of a replica."""
     Authenticator(args)
+    check_tracing(args)
     if args.engine == "vllm":
         vllm_args.REFUSED.check(args.engine_kwargs)
     elif args.engine == "sglang":

@@ -26,6 +26,7 @@ class PlanRequest(msgspec.Struct, frozen=True, array_like=True):
     predecessor: the request whose prompt this head extends (the conversation's last turn).
     conversation: digest of its name, tenant included. origins: digests of the head and of each
     block without their tenant, where there are several tenants: only sums are made of them.
+    traceparent: of the span that waits for the plan, where requests are traced.
     """
 
     request_id: RequestId
@@ -38,6 +39,7 @@ class PlanRequest(msgspec.Struct, frozen=True, array_like=True):
     predecessor: RequestId | None = None
     conversation: str | None = None
     origins: tuple[int, ...] = ()
+    traceparent: str | None = None
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):

@@ -25,7 +25,7 @@ from cp_ray.router.identity import identified
 from cp_ray.router.ports import Dispatcher, FetchInfo, Planner, RecordStore
 from cp_ray.router.quotas import Quotas
 from cp_ray.router.tokenizer import PromptTokenizer
-from cp_ray.router.watch import Observer
+from cp_ray.router.watch import Observer, Watch
 from cp_ray.router.window import Window
 from cp_ray.workers.engine import EngineInfo, EngineRequest
 
@@ -115,23 +115,26 @@ class Service:
         self.quotas.request(tenant.name)
         return tenant
 
-    async def call(self, request: Request, tenant: Tenant, reuse: Reuse) -> Call:
+    async def call(
+        self, request: Request, tenant: Tenant, reuse: Reuse, traceparent: str | None = None
+    ) -> Call:
         """Prepare, plan, dispatch and wait for the first token.
 
         Raises InvalidRequest, Overloaded, EngineUnavailable or EngineError. The caller must close
         the call. Cancelling frees what was planned.
         """
         leave = self.quotas.enter(tenant.name)
+        watch = self.observer.begin(tenant.name, traceparent)
         try:
-            call = await self._begin(request, tenant, reuse)
-        except BaseException:
+            call = await self._begin(request, tenant, reuse, watch)
+        except BaseException as error:
+            watch.failed(error)
             leave()
             raise
         call.on_close = leave
         return call
 
-    async def _begin(self, request: Request, tenant: Tenant, reuse: Reuse) -> Call:
-        watch = self.observer.begin(tenant.name)
+    async def _begin(self, request: Request, tenant: Tenant, reuse: Reuse, watch: Watch) -> Call:
         async with self._queue_place():
             prepared = await self.prepare(request, tenant, reuse)
             spent = prepared.prompt_tokens + (request.output_limit or 0)
@@ -142,7 +145,7 @@ class Service:
                     prepared = _in_place(prepared)
             step = None
             if reuse != "plain":
-                step = (await self._window.plan(prepared.plan)).step
+                step = (await self._window.plan(watch.planning(prepared.plan))).step
             watch.planned(prepared.plan, step, len(prepared.repeated))
             # No await until the request is on its way: the window's order must hold.
             order = step.context if step is not None else prepared.plan.context
@@ -152,6 +155,7 @@ class Service:
                 finished.prompt,
                 request.sampling(self._output_tokens(request, len(finished.prompt))),
                 self.auth.view(tenant, request).cache_salt,
+                watch.sending(),
             )
             if step is not None and self._sent is not None:
                 self._sent(engine_request)

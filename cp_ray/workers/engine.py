@@ -28,12 +28,16 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EngineRequest(msgspec.Struct, frozen=True):
-    """One generation. The prompt is token ids: block borders were tokenized apart."""
+    """One generation. The prompt is token ids: block borders were tokenized apart.
+
+    traceparent: of the span that waits for the first token, where requests are traced.
+    """
 
     request_id: RequestId
     prompt: tuple[int, ...]
     sampling: Sampling
     cache_salt: str | None = None
+    traceparent: str | None = None
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):

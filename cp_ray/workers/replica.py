@@ -19,10 +19,12 @@ from cp_ray.errors import EngineError, EngineUnavailable
 from cp_ray.store import wire
 from cp_ray.store.client import Store
 from cp_ray.store.embedded_actor import redis_url
+from cp_ray.tracing import new_tracer
 from cp_ray.workers.dump_requests import DumpRequests
 from cp_ray.workers.engine import Chunk, Delivery, Engine, EngineRequest
 from cp_ray.workers.engine_watch import EngineWatch
 from cp_ray.workers.reporter import Reporter
+from cp_ray.workers.spans import traced
 
 log = logging.getLogger("ray.serve")
 
@@ -42,6 +44,7 @@ class EngineReplica:
         context = serve.get_replica_context()
         self._replica = ReplicaId(context.replica_id.unique_id)
         self._app = context.app_name
+        self._tracer = new_tracer(self._config, self._app, "replica", self._replica)
         self._store: Store | None = None
         self._connecting = asyncio.Lock()
         await self._find_redis()
@@ -72,6 +75,8 @@ class EngineReplica:
         """
         request = wire.decode(payload, EngineRequest)
         chunks = self._watch.watched(self._engine.generate(request))
+        if request.traceparent is not None:
+            chunks = traced(self._tracer, self._replica, request, chunks)
         async with aclosing(deliveries(self._replica, chunks)) as stream:
             async for delivery in stream:
                 yield wire.encode(delivery)
@@ -121,6 +126,8 @@ class EngineReplica:
             await engine.close()
         if self._store is not None:
             await self._store.close()
+        if (tracer := getattr(self, "_tracer", None)) is not None:
+            await tracer.close()
 
     async def _find_redis(self) -> None:
         """Raise ConfigError on a host that could never report: its evictions would be ghosts."""

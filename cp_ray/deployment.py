@@ -12,6 +12,7 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
+from cp_ray.autoscaling import replica_count
 from cp_ray.config import AppConfig
 from cp_ray.errors import ConfigError
 from cp_ray.index_actor.actor import ENGINE, new_index
@@ -39,7 +40,7 @@ def app(args: AppConfig) -> Application:
     config_json = args.to_json()
     engine = serve.deployment(EngineReplica).options(
         name=ENGINE,
-        num_replicas=args.replicas,
+        **replica_count(args),
         max_ongoing_requests=args.max_ongoing_requests,
         max_queued_requests=args.max_queued_requests,
         health_check_period_s=args.health_check_period_s,
@@ -50,7 +51,7 @@ def app(args: AppConfig) -> Application:
         **engine_resources(args),
         request_router_config=_request_router(args),
     )
-    in_flight = args.replicas * args.max_ongoing_requests
+    in_flight = args.most_replicas * args.max_ongoing_requests
     router = serve.deployment(Router).options(
         name="Router",
         num_replicas=args.ingress_replicas,

@@ -51,6 +51,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     reused_tokens: prompt tokens the replica should find cached, in whole engine blocks.
     reason: "holder" (has some of the prefix), "load" (nothing to reuse) or "passthrough".
     estimated_ttft_s: seconds until the first token, should the replica do as usual.
+    estimated_prefill_s: of them, those of its own prefill.
     """
 
     request_id: RequestId
@@ -61,6 +62,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     reused_tokens: int
     reason: str
     estimated_ttft_s: float = 0.0
+    estimated_prefill_s: float = 0.0
 
 
 class ReplicaInfo(msgspec.Struct, frozen=True, array_like=True):

@@ -156,6 +156,8 @@ class Service:
                 request.sampling(self._output_tokens(request, len(finished.prompt))),
                 self.auth.view(tenant, request).cache_salt,
                 watch.sending(),
+                step.estimated_ttft_s if step is not None else 0.0,
+                step.estimated_prefill_s if step is not None else 0.0,
             )
             if step is not None and self._sent is not None:
                 self._sent(engine_request)
@@ -246,7 +248,7 @@ class Service:
 
     @asynccontextmanager
     async def _queue_place(self) -> Any:
-        running = self.config.replicas * self.config.max_ongoing_requests
+        running = self.config.most_replicas * self.config.max_ongoing_requests
         if self._queued >= running + self.config.max_queued_requests:
             raise Overloaded(
                 f"{self._queued} requests wait for a first token already, {running} of which the "

@@ -31,6 +31,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
     """One generation. The prompt is token ids: block borders were tokenized apart.
 
     traceparent: of the span that waits for the first token, where requests are traced.
+    estimated_ttft_s, estimated_prefill_s: the plan's; both 0 where there is none.
     """
 
     request_id: RequestId
@@ -38,6 +39,8 @@ class EngineRequest(msgspec.Struct, frozen=True):
     sampling: Sampling
     cache_salt: str | None = None
     traceparent: str | None = None
+    estimated_ttft_s: float = 0.0
+    estimated_prefill_s: float = 0.0
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):

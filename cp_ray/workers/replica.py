@@ -20,6 +20,7 @@ from cp_ray.store import wire
 from cp_ray.store.client import Store
 from cp_ray.store.embedded_actor import redis_url
 from cp_ray.tracing import new_tracer
+from cp_ray.workers.asked import AskedRates
 from cp_ray.workers.dump_requests import DumpRequests
 from cp_ray.workers.engine import Chunk, Delivery, Engine, EngineRequest
 from cp_ray.workers.engine_watch import EngineWatch
@@ -45,6 +46,7 @@ class EngineReplica:
         self._replica = ReplicaId(context.replica_id.unique_id)
         self._app = context.app_name
         self._tracer = new_tracer(self._config, self._app, "replica", self._replica)
+        self._asked = AskedRates(time.monotonic())
         self._store: Store | None = None
         self._connecting = asyncio.Lock()
         await self._find_redis()
@@ -74,6 +76,7 @@ class EngineReplica:
         When the caller goes away Serve cancels this generator, and the engine aborts.
         """
         request = wire.decode(payload, EngineRequest)
+        self._asked.count(request)
         chunks = self._watch.watched(self._engine.generate(request))
         if request.traceparent is not None:
             chunks = traced(self._tracer, self._replica, request, chunks)
@@ -104,6 +107,13 @@ class EngineReplica:
                 raise EngineError(f"the replica's task {task.get_name()} has ended")
         self._watch.check()
         await self._engine.check_health()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What was asked since Serve's last question, a second; only a fleet that scales is asked.
+
+        `cp_ray/autoscaling.py` reads it in Serve's controller.
+        """
+        return self._asked.rates(time.monotonic())
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """Facts the routers and the index get from Serve together with the live set."""

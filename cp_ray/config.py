@@ -90,7 +90,9 @@ class AppConfig(BaseModel):
         description="requests the index remembers, about 1.5 KB each; beyond it the oldest goes",
     )
     prewarm: bool = Field(
-        default=False, description="a replica that joins prefills what is asked most while idle"
+        default=False,
+        description="idle replicas prefill ahead: one that joins what is asked most, those that "
+        "stay the conversations of one that leaves",
     )
     index: str | None = Field(default=None, description="offline index file to start warm from")
     alpha: float = Field(default=0.001, ge=0, le=0.01, description="Eq. 1's weight of positions")

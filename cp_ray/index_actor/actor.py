@@ -105,6 +105,8 @@ class IndexActor:
         steps = self._index.plan(requests, began)
         self._observer.planned(time.monotonic() - began)
         told(spans, requests, steps)
+        if self._config.prewarm:
+            self._warming.asked(requests)
         return wire.encode(steps)
 
     async def hear(self, payload: bytes) -> None:
@@ -118,7 +120,7 @@ class IndexActor:
                 self._journal.ended(feedback.request_id)
 
     async def warm_offers(self) -> bytes:
-        """Wire-encoded list[Offer]: what replicas that joined should prefill now."""
+        """Wire-encoded list[Offer]: what replicas should prefill ahead of clients now."""
         return wire.encode(self._warming.offers())
 
     async def warm(self, payload: bytes, name: str) -> bytes:
@@ -192,10 +194,13 @@ class IndexActor:
 
     def _set_live(self, live: list[ReplicaInfo]) -> None:
         before = {info.replica for info in self._live}
+        gone = before - {info.replica for info in live}
+        talks = self._warming.leaving(gone) if gone and self._config.prewarm else []
         self._live = live
         self._index.set_replicas(live)
         if before and self._config.prewarm:  # the first ones have nobody to learn from
             self._warming.joined([info for info in live if info.replica not in before])
+            self._warming.left(talks)
         if live:
             self._has_live.set()
 

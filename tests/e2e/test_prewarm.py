@@ -1,4 +1,4 @@
-"""A replica that Serve puts in the place of a dead one is warmed by what the others are asked."""
+"""A dead replica's successor is warmed, and its conversations go on elsewhere, prefilled."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def pid_of(replica: str) -> int:
     return pid
 
 
-def test_the_replica_in_a_dead_ones_place_is_warmed_while_it_is_idle(serve_url: str) -> None:
+def test_a_dead_replicas_place_is_warmed_and_its_conversations_are_handed_over(
+    serve_url: str,
+) -> None:
     config = AppConfig(
         engine="simulated", replicas=2, prewarm=True, health_check_period_s=1, reuse="full"
     )

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from pydantic import SecretStr
 
 from cp_ray.config import AppConfig
 from tests.e2e.support import TOPICS, application, ask, until
@@ -31,9 +31,11 @@ class Collector(ThreadingHTTPServer):
 
     def spans(self, trace: str) -> dict[str, tuple[Any, dict[str, Any], str]]:
         """By name: a span, its attributes, and the part of the application that sent it."""
+        from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
+
         found = {}
         for body in list(self.bodies):
-            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            for resource in otlp.ExportTraceServiceRequest.FromString(body).resource_spans:
                 part = facts(resource.resource.attributes)["cp_ray.part"]
                 for span in (one for scope in resource.scope_spans for one in scope.spans):
                     if span.trace_id.hex() == trace:
@@ -75,7 +77,7 @@ def test_one_trace_from_router_index_and_replica(serve_url: str, collector: Coll
         engine="simulated",
         replicas=2,
         otlp_endpoint=collector.endpoint,
-        api_keys={"acme": "sesame"},
+        api_keys={"acme": SecretStr("sesame")},
     )
     key = {"authorization": "Bearer sesame"}
     with application(serve_url, "traced", config) as base:

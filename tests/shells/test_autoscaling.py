@@ -47,7 +47,7 @@ def context(replicas: int, metrics: dict[str, list[float]], **more: Any) -> Auto
 
 def test_demand_is_summed_over_replicas_and_divided_by_requests() -> None:
     seen = context(2, {REQUESTS: [3.0, 1.0], PREFILL: [0.9, 0.3], TTFT: [6.0, 2.0]})
-    assert demand(seen) == Demand(4.0, pytest.approx(0.3), 2.0, 4.0, 0.0)
+    assert demand(seen) == Demand(4.0, 1.2 / 4.0, 2.0, 4.0, 0.0)
 
 
 def test_replicas_that_have_reported_nothing_yet_ask_for_nothing() -> None:

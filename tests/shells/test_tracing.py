@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from cp_ray.config import AppConfig, parse_settings
 from cp_ray.core.types import PlanRequest, ReplicaId, RequestId, Step
+from cp_ray.doctor import check_traces
 from cp_ray.errors import ConfigError, EngineError
 from cp_ray.index_actor.spans import told
 from cp_ray.router.watch import Observer
@@ -172,8 +173,9 @@ def test_an_engine_that_fails_before_its_first_token_has_a_failed_prefill_and_no
     request = EngineRequest(RequestId("q"), (1, 2, 3), Sampling(), None, CLIENT)
 
     async def chunks() -> AsyncGenerator[Chunk, None]:
-        raise EngineError("amber")
-        yield
+        for fault in [EngineError("amber")]:
+            raise fault
+        yield Chunk("", 0, 3, 0)
 
     async def run() -> None:
         async for _ in traced(recorded.tracer, ReplicaId("r"), request, chunks()):
@@ -213,6 +215,7 @@ def test_tracing_without_its_packages_says_what_to_install(monkeypatch: Any) -> 
     config = AppConfig(engine="simulated", otlp_endpoint="http://localhost:4318/v1/traces")
     with pytest.raises(ConfigError, match=r"cp-ray\[otel\]"):
         check_tracing(config)
+    assert "No module named" in check_traces(config).detail
 
 
 def test_an_endpoint_that_is_no_address_is_refused() -> None:

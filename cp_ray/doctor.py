@@ -17,8 +17,8 @@ from packaging.specifiers import SpecifierSet
 
 from cp_ray.compiling import is_compiled, is_stale
 from cp_ray.config import AppConfig
-from cp_ray.errors import ConfigError
 from cp_ray.engine_packages import check_engine
+from cp_ray.errors import ConfigError
 from cp_ray.finding import Finding
 from cp_ray.prerequisites import check_model, check_redis
 from cp_ray.serve_config import gpus_asked

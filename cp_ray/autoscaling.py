@@ -49,13 +49,12 @@ class TtftPolicy:
 def demand(context: AutoscalingContext) -> Demand:
     """Of the whole fleet, from Serve's means of what its replicas and handles reported."""
     means = context.aggregated_metrics or {}
-    per_s, prefill, ttft = (
-        sum(means.get(name, {}).values()) for name in (asked.REQUESTS, asked.PREFILL, asked.TTFT)
-    )
+    names = (asked.REQUESTS, asked.PLANNED, asked.PREFILL, asked.TTFT)
+    per_s, planned, prefill, ttft = (sum(means.get(name, {}).values()) for name in names)
     ongoing, queued = float(context.total_num_requests), float(context.total_queued_requests or 0)
-    if per_s <= 0:
+    if planned <= 0:  # nothing is asked; or the index is down, and nothing is known
         return Demand(ongoing=ongoing, queued=queued)
-    return Demand(per_s, prefill / per_s, ttft / per_s, ongoing, queued)
+    return Demand(per_s, prefill / planned, ttft / planned, ongoing, queued)
 
 
 def replica_count(config: AppConfig) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class Warmer:
         if step is None:
             return False
         prompt, salt = kept
-        request = EngineRequest(name, tuple(prompt[: offer.tokens]), _ONE_TOKEN, salt)
+        request = EngineRequest(name, tuple(prompt[: offer.tokens]), _ONE_TOKEN, salt, ahead=True)
         cached = 0
         ok = False
         try:

@@ -10,10 +10,10 @@ from ray.serve.config import AutoscalingContext
 
 from cp_ray.autoscaling import TtftPolicy, demand, replica_count
 from cp_ray.config import AppConfig, parse_settings
-from cp_ray.core.autoscale import Demand
+from cp_ray.core.autoscale import Demand, Goal, needed
 from cp_ray.core.types import RequestId
 from cp_ray.errors import ConfigError
-from cp_ray.workers.asked import PREFILL, REQUESTS, TTFT, AskedRates
+from cp_ray.workers.asked import PLANNED, PREFILL, REQUESTS, TTFT, AskedRates
 from cp_ray.workers.engine import EngineRequest, Sampling
 
 ENGINE = DeploymentID(name="Engine", app_name="app")
@@ -46,17 +46,22 @@ def context(replicas: int, metrics: dict[str, list[float]], **more: Any) -> Auto
 
 
 def test_demand_is_summed_over_replicas_and_divided_by_requests() -> None:
-    seen = context(2, {REQUESTS: [3.0, 1.0], PREFILL: [0.9, 0.3], TTFT: [6.0, 2.0]})
-    assert demand(seen) == Demand(4.0, 1.2 / 4.0, 2.0, 4.0, 0.0)
+    figures = {REQUESTS: [6.0, 2.0], PLANNED: [3.0, 1.0], PREFILL: [0.9, 0.3], TTFT: [6.0, 2.0]}
+    seen = demand(context(2, figures))
+    assert seen == Demand(8.0, 1.2 / 4.0, 2.0, 4.0, 0.0), "those without a plan are like the others"
 
 
-def test_replicas_that_have_reported_nothing_yet_ask_for_nothing() -> None:
-    assert demand(context(2, {})) == Demand(ongoing=4.0)
+def test_without_reports_or_plans_the_fleet_stays_while_something_runs() -> None:
+    goal = Goal(1.0, 1, 8, 32)
+    for figures in ({}, {REQUESTS: [9.0, 9.0], PLANNED: [0.0, 0.0]}):
+        seen = demand(context(2, figures))
+        assert seen == Demand(ongoing=4.0)
+        assert needed(seen, 2, goal) == 2
 
 
 def test_a_slow_fleet_grows_once_what_is_measured_is_its_own() -> None:
     policy = TtftPolicy(1.0, 32, 30.0)
-    slow = {REQUESTS: [4.0, 4.0], PREFILL: [0.9, 0.9], TTFT: [20.0, 20.0]}
+    slow = {REQUESTS: [4.0] * 2, PLANNED: [4.0] * 2, PREFILL: [0.9] * 2, TTFT: [20.0] * 2}
     assert policy(context(2, slow, current_time=100.0))[0] == 2
     assert policy(context(2, slow, current_time=129.0))[0] == 2
     grown, state = policy(context(2, slow, current_time=130.0))
@@ -69,14 +74,15 @@ def test_a_slow_fleet_grows_once_what_is_measured_is_its_own() -> None:
 def test_a_replica_tells_rates_of_what_was_planned_since_it_was_last_asked() -> None:
     asked = AskedRates(10.0)
 
-    def request(**estimates: float) -> EngineRequest:
-        return EngineRequest(RequestId("q"), (1,), Sampling(), **estimates)  # type: ignore[arg-type]
+    def request(**more: Any) -> EngineRequest:
+        return EngineRequest(RequestId("q"), (1,), Sampling(), **more)
 
     asked.count(request(estimated_ttft_s=3.0, estimated_prefill_s=1.0))
     asked.count(request(estimated_ttft_s=1.0, estimated_prefill_s=1.0))
     asked.count(request())
-    assert asked.rates(12.0) == {REQUESTS: 1.0, PREFILL: 1.0, TTFT: 2.0}
-    assert asked.rates(14.0) == {REQUESTS: 0.0, PREFILL: 0.0, TTFT: 0.0}
+    asked.count(request(ahead=True))
+    assert asked.rates(12.0) == {REQUESTS: 1.5, PLANNED: 1.0, PREFILL: 1.0, TTFT: 2.0}
+    assert set(asked.rates(14.0).values()) == {0.0}
 
 
 def test_a_fixed_number_of_replicas_knows_no_autoscaling() -> None:

@@ -25,7 +25,7 @@ from cp_ray.router.identity import identified
 from cp_ray.router.ports import Dispatcher, FetchInfo, Planner, RecordStore
 from cp_ray.router.quotas import Quotas
 from cp_ray.router.tokenizer import PromptTokenizer
-from cp_ray.router.watch import Observer
+from cp_ray.router.watch import Observer, Watch
 from cp_ray.router.window import Window
 from cp_ray.workers.engine import EngineInfo, EngineRequest
 
@@ -75,7 +75,7 @@ class Service:
         self._fetch_info = fetch_info
         self._info: EngineInfo | None = None
         self._asking: asyncio.Future[EngineInfo] | None = None
-        running = config.replicas * config.max_ongoing_requests
+        running = config.most_replicas * config.max_ongoing_requests
         self._admission = Admission(running, config.max_queued_requests, self.observer.waiting)
         self._window = Window(
             planner, max_size=config.window_max, max_wait_s=config.window_ms / 1000
@@ -116,23 +116,26 @@ class Service:
         self.quotas.request(tenant.name)
         return tenant
 
-    async def call(self, request: Request, tenant: Tenant, reuse: Reuse) -> Call:
+    async def call(
+        self, request: Request, tenant: Tenant, reuse: Reuse, traceparent: str | None = None
+    ) -> Call:
         """Prepare, plan, dispatch and wait for the first token.
 
         Raises InvalidRequest, Overloaded, EngineUnavailable or EngineError. The caller must close
         the call. Cancelling frees what was planned.
         """
         leave = self.quotas.enter(tenant.name)
+        watch = self.observer.begin(tenant.name, traceparent)
         try:
-            call = await self._begin(request, tenant, reuse)
-        except BaseException:
+            call = await self._begin(request, tenant, reuse, watch)
+        except BaseException as error:
+            watch.failed(error)
             leave()
             raise
         call.on_close = leave
         return call
 
-    async def _begin(self, request: Request, tenant: Tenant, reuse: Reuse) -> Call:
-        watch = self.observer.begin(tenant.name)
+    async def _begin(self, request: Request, tenant: Tenant, reuse: Reuse, watch: Watch) -> Call:
         async with self._admission.place(tenant.name, _size(request)):
             prepared = await self.prepare(request, tenant, reuse)
             spent = prepared.prompt_tokens + (request.output_limit or 0)
@@ -143,7 +146,7 @@ class Service:
                     prepared = _in_place(prepared)
             step = None
             if reuse != "plain":
-                step = (await self._window.plan(prepared.plan)).step
+                step = (await self._window.plan(watch.planning(prepared.plan))).step
             watch.planned(prepared.plan, step, len(prepared.repeated))
             # No await until the request is on its way: the window's order must hold.
             order = step.context if step is not None else prepared.plan.context
@@ -153,6 +156,9 @@ class Service:
                 finished.prompt,
                 request.sampling(self._output_tokens(request, len(finished.prompt))),
                 self.auth.view(tenant, request).cache_salt,
+                watch.sending(),
+                step.estimated_ttft_s if step is not None else 0.0,
+                step.estimated_prefill_s if step is not None else 0.0,
             )
             if step is not None and self._sent is not None:
                 self._sent(engine_request)

@@ -181,6 +181,7 @@ class ContextIndex:
             reused_tokens=predicted,
             reason="holder" if predicted else "load",
             estimated_ttft_s=work.ttft_s,
+            estimated_prefill_s=work.seconds,
         )
 
     def hear(self, feedback: Feedback, now: float) -> None:

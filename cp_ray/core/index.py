@@ -151,26 +151,23 @@ class ContextIndex:
             return Step(name, request.context, None, "", (), 0, "passthrough")
         wanted = self.reuse.wanted(request)
         held = self.reuse.held(wanted)
-        infos = [
-            info
-            for replica, info in self.replicas.live.items()
-            if replica in held and (laid.replica is None or laid.replica == replica)
-        ]
+        live = self.replicas.live
+        infos = [live[replica] for replica in held if laid.replica in (None, replica)]
         there = [held[info.replica].tokens for info in infos]
         options = self.load.options(infos, there, wanted.total, now)
         price = self.load.congestion.price(min(option.wait_s for option in options))
         chosen = (option := choose(options, price)).replica
         planned, given_up = self.reuse.order(wanted, chosen, held[chosen], laid.followers)
         reusable = held[chosen].tokens - given_up
-        page = self.replicas.live[chosen].page_size
+        page = live[chosen].page_size
         predicted = min(reusable, wanted.total - 1) // page * page
         self._remember(
             request, record_of(request, planned, wanted.tokens, chosen, predicted), planned
         )
         node = self._trees[request.head].node_of[name]
         self.losses.planned(self, request, planned, node, reusable)
-        missing, live = wanted.total - reusable, len(self.replicas.live)
-        work = self.load.reserve(name, option, reusable, missing, now=now, replicas=live)
+        missing = wanted.total - reusable
+        work = self.load.reserve(name, option, reusable, missing, now=now, replicas=len(live))
         path = node.search_path
         return Step(
             request_id=name,

@@ -191,7 +191,7 @@ class Generation(_Body):
     max_tokens: Tokens | None = None
     temperature: Annotated[float, Field(ge=0, le=2, strict=True), _default(1.0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1, strict=True), _default(1.0)] = 1.0
-    top_k: Annotated[int, Field(strict=True, ge=0), _WHOLE, _default(0)] = 0
+    top_k: Annotated[int, Field(strict=True, ge=0, lt=1 << 31), _WHOLE, _default(0)] = 0
     seed: Annotated[int, Field(strict=True, ge=-(1 << 63), lt=1 << 63), _WHOLE] | None = None
     stop: Annotated[tuple[Stop, ...], Field(max_length=4), BeforeValidator(_stops)] = ()
     presence_penalty: Annotated[float, Field(ge=-2, le=2, strict=True), _default(0.0)] = 0.0

@@ -19,6 +19,7 @@ import msgpack  # type: ignore[import-untyped]
 
 from cp_ray.core.types import Eviction, EvictionReport, ReplicaId, RequestId
 from cp_ray.store import wire
+from cp_ray.workers.eviction_order import EvictionOrder
 from cp_ray.workers.kv_events import decode_batch
 from cp_ray.workers.residency import Residency
 
@@ -84,7 +85,8 @@ class Engine:
 
 
 def speed(blocks: int, events: int) -> dict[str, float]:
-    engine, residency = Engine(blocks), Residency(PAGE, blocks)
+    engine = Engine(blocks)
+    residency = Residency(PAGE, blocks, order=EvictionOrder())
     replica = ReplicaId("bench")
     done = requests = reported = register_events = 0
     spent = register_s = 0.0
@@ -100,7 +102,10 @@ def speed(blocks: int, events: int) -> dict[str, float]:
         reported += len(heard)
         began = time.process_time()
         for prompt, _, _ in step:
-            residency.register(RequestId(f"r{requests}"), residency.path(prompt))
+            name, path = RequestId(f"r{requests}"), residency.path(prompt)
+            residency.sent(name, path)
+            residency.register(name, path)
+            residency.ended(name, (), whole=True, at=requests)
             requests += 1
         register_s += time.process_time() - began
         register_events += len(step)
@@ -120,7 +125,7 @@ def memory(blocks: int) -> dict[str, float]:
     payloads = [engine.request()[1] for _ in range(blocks // OWN + 1)]
     gc.collect()
     tracemalloc.start()
-    residency = Residency(PAGE)
+    residency = Residency(PAGE, order=EvictionOrder())
     for payload in payloads:
         residency.apply(decode_batch(payload))
     gc.collect()

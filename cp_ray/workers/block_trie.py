@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 ROOT = 0
+TOP = 0
+"""Key of the root."""
 _FREE = -1
 _WIDTH = 16
 
@@ -24,7 +26,7 @@ class BlockTrie:
     def __init__(self, page_size: int) -> None:
         self._page = page_size
         self._slot_of: dict[int, int] = {}
-        self._key: list[int] = [0]
+        self._key: list[int] = [TOP]
         self._free: list[int] = []
         self.parent = array("i", [ROOT])
         self.depth = array("i", [0])
@@ -39,6 +41,10 @@ class BlockTrie:
         """Slot of the block with this key."""
         return self._slot_of.get(key)
 
+    def key(self, slot: int) -> int:
+        """Key of the block in this slot."""
+        return self._key[slot]
+
     def held(self, key: int) -> bool:
         """Whether the engine has a copy of the block with this key."""
         slot = self._slot_of.get(key)
@@ -48,15 +54,16 @@ class BlockTrie:
         self,
         tokens: Sequence[int],
         extra: Sequence[tuple[str, ...]] = (),
-        above: int = ROOT,
+        above: int = TOP,
     ) -> list[int]:
-        """Keys of the whole blocks of `tokens`, each below the one before, the first below `above`.
+        """Keys of the whole blocks of `tokens`, each below the one before.
 
-        extra: of the leading blocks; those behind have none.
+        extra: of the leading blocks; those behind have none. above: key of the block the first is
+        below.
         """
         width = self._page * 8
         raw = array("q", tokens).tobytes()
-        path = self._key[above].to_bytes(_WIDTH, "little")
+        path = above.to_bytes(_WIDTH, "little")
         keys = []
         for index in range(len(tokens) // self._page):
             told = repr(extra[index]).encode() if index < len(extra) and extra[index] else b""

@@ -66,6 +66,10 @@ class CacheView:
         if forgotten:
             self._listener.evicted(forgotten)
 
+    def ended(self, request: RequestId, rest: Sequence[int] = (), *, whole: bool) -> None:
+        """A request has ended now; see `Residency.ended`."""
+        self.residency.ended(request, rest, whole=whole, at=self._clock())
+
     def on_batch(self, events: Sequence[CacheEvent], made_at: float) -> None:
         """Take one batch. made_at: seconds since 1970, by the clock of this host."""
         while self._lost or self._unheard:

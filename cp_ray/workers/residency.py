@@ -23,6 +23,7 @@ from cp_ray.core.types import Eviction, RequestId
 from cp_ray.errors import InvariantError
 from cp_ray.workers.block_trie import ROOT, BlockTrie
 from cp_ray.workers.cache_events import CacheEvent, Cleared, EngineHash, Removed, Stored
+from cp_ray.workers.eviction_order import EvictionOrder
 from cp_ray.workers.followed import Followed
 
 MAX_REQUESTS = 65_536
@@ -36,13 +37,14 @@ Name = EngineHash | tuple[int, EngineHash]
 class Path(msgspec.Struct, frozen=True):
     """A prompt as the keys of its whole blocks. findable: how many of them a cache may give back.
 
-    run, clears: runs stored and times cleared when it was made, for its audit.
+    run, clears: runs stored and times cleared when it was made, for its audit. salt: of its cache.
     """
 
     keys: tuple[int, ...]
     findable: int
     run: int
     clears: int
+    salt: str | None
 
 
 class _Run(msgspec.Struct, frozen=True):
@@ -59,6 +61,8 @@ class Residency:
     the engine may hold one block twice. One that does not keeps a tree: a block stored again was
     removed unheard, and so was one whose parent is removed, as a tree loses its leaves first.
     groups: the engine's groups of layers that are followed, None = all.
+    order: proofs from the order of evictions, for an engine that evicts what was freed longest ago;
+    it needs `sent` and `ended`.
     max_requests: how many are followed; the least recently registered is forgotten first, and
     reported as lost.
     """
@@ -71,16 +75,19 @@ class Residency:
         *,
         copies: bool = True,
         groups: frozenset[int] | None = None,
+        order: EvictionOrder | None = None,
     ) -> None:
         self.page_size = page_size
         self.doubts = 0
         """Events that prove that others were not heard: an unknown parent or name, more blocks than
-        the engine has; in an engine without copies a second one, or a block without its parent."""
+        the engine has; in an engine without copies a second one, or a block without its parent; a
+        block evicted before one that nobody needed since."""
         self.other_sizes = 0
         """Runs in blocks of another size, left out."""
         self._capacity = capacity
         self._may_copy = copies
         self._follows = groups
+        self._order = order
         self._max_requests = max_requests
         self._runs = 0
         self._clears = -1
@@ -100,7 +107,7 @@ class Residency:
                 case Stored():
                     self._stored(event)
                 case Removed():
-                    missing.extend(self._removed(event))
+                    missing.extend(self._removed(event, made_at))
                 case Cleared():
                     self._clear()
                     missing.clear()
@@ -120,7 +127,20 @@ class Residency:
         # vLLM salts the first block; its descendants inherit the difference.
         keys = self._trie.keys(prompt, ((salt,),) if salt else ())
         findable = max(len(prompt) - 1, 0) // self.page_size
-        return Path(tuple(keys), findable, self._runs, self._clears)
+        return Path(tuple(keys), findable, self._runs, self._clears, salt)
+
+    def sent(self, request: RequestId, path: Path) -> None:
+        """A request is about to be handed to the engine."""
+        if self._order is not None:
+            self._order.sent(request, path.keys, path.salt)
+
+    def ended(self, request: RequestId, rest: Sequence[int], *, whole: bool, at: float) -> None:
+        """It was answered whole, or broken off; only the first call for a request counts.
+
+        rest: all tokens behind the prompt's whole blocks, the answer's too. at: see `apply`.
+        """
+        if self._order is not None:
+            self._order.ended(request, rest, whole=whole, at=at)
 
     def register(self, request: RequestId, path: Path, at: float = inf) -> list[Eviction]:
         """Follow a request the engine has just prefilled; returns those forgotten for it.
@@ -187,6 +207,8 @@ class Residency:
             _require(self._trie.depth[slot] == self._trie.depth[above] + 1, "depth is not below")
         _require(not copies, "a name leads out of the trie")
         self._followed.check()
+        if self._order is not None:
+            self._order.check()
 
     def _clear(self) -> None:
         self._clears += 1
@@ -197,6 +219,8 @@ class Residency:
         self._further: dict[Name, int] = {}
         self._followed = Followed(self._trie, self._max_requests)
         self._run_at: OrderedDict[int, _Run] = OrderedDict()
+        if self._order is not None:
+            self._order.begin_anew(self._trie)
 
     def _stored(self, event: Stored) -> None:
         trie, named = self._trie, self._named
@@ -213,7 +237,7 @@ class Residency:
                 self.doubts += 1
                 return
             above = parent
-        keys = trie.keys(event.tokens, event.extra, above)
+        keys = trie.keys(event.tokens, event.extra, trie.key(above))
         already, leading = 0, True
         for hashed, key in zip(event.hashes, keys, strict=True):
             name = hashed if event.group == 0 else (event.group, hashed)
@@ -227,6 +251,8 @@ class Residency:
             leading = leading and trie.copies[slot] > 0
             already += leading
             trie.copies[slot] += 1
+            if self._order is not None:
+                self._order.stored(slot, key)
             above = slot
         self._copies += len(keys)
         self._runs += 1
@@ -236,7 +262,7 @@ class Residency:
             if len(self._run_at) > MAX_RUNS:
                 self._run_at.popitem(last=False)
 
-    def _removed(self, event: Removed) -> Iterator[int]:
+    def _removed(self, event: Removed, made_at: float) -> Iterator[int]:
         if event.group not in self._groups:
             return  # layers whose blocks are not followed
         for hashed in event.hashes:
@@ -253,6 +279,8 @@ class Residency:
             self._copies -= 1
             self._trie.copies[slot] -= 1
             if not self._trie.copies[slot]:
+                if self._order is not None:
+                    self.doubts += self._order.removed(slot, made_at)
                 yield slot
 
     def _leading(self, keys: Sequence[int]) -> int:

@@ -11,6 +11,7 @@ from cp_ray.errors import ConfigError, EngineError, EngineGone, InvalidRequest
 from cp_ray.workers.engine import Chunk, EngineInfo, EngineRequest, Sampling
 from cp_ray.workers.engine_adapter import EngineAdapter
 from cp_ray.workers.engine_kwargs import prepare_environment
+from cp_ray.workers.eviction_order import EvictionOrder
 from cp_ray.workers.kv_events import full_attention
 from cp_ray.workers.models import resolve_model
 from cp_ray.workers.residency import Residency
@@ -30,6 +31,8 @@ class VllmEngine(EngineAdapter):
             prompt["cache_salt"] = request.cache_salt
         residency = self._view.residency
         path = residency.path(request.prompt, request.cache_salt)
+        residency.sent(request.request_id, path)
+        rest = list(request.prompt[len(path.keys) * residency.page_size :])
         completion = cached = 0
         try:
             parameters = _parameters(request.sampling)
@@ -40,12 +43,17 @@ class VllmEngine(EngineAdapter):
                         self._view.register(request.request_id, path)
                     answer = output.outputs[0]
                     completion += len(answer.token_ids)
+                    rest += answer.token_ids
                     cached = output.num_cached_tokens or cached
                     finish = answer.finish_reason
                     found = residency.held_when_scheduled(path, cached) if finish else None
+                    if finish:
+                        self._view.ended(request.request_id, rest, whole=finish != "abort")
                     yield Chunk(answer.text, completion, len(request.prompt), cached, finish, found)
         except Exception as error:
             raise _ours(error) from error
+        finally:
+            self._view.ended(request.request_id, rest, whole=False)
 
     def _load(self) -> None:
         REFUSED.check(self._config.engine_kwargs)
@@ -85,7 +93,10 @@ class VllmEngine(EngineAdapter):
         told = await self._llm.engine_core.call_utility_async("get_kv_cache_group_metadata")
         groups = full_attention([group["kind"] for group in told]) or None
         most = self._config.followed_requests
-        return Residency(self._info.page_size, self._pages, most, groups=groups)
+        # A connector may hold the blocks of a request that ended, and free them later.
+        plain = self._llm.vllm_config.kv_transfer_config is None
+        order = EvictionOrder() if plain else None
+        return Residency(self._info.page_size, self._pages, most, groups=groups, order=order)
 
     async def _drop_cache(self) -> None:
         try:

@@ -9,7 +9,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path as Folder
 from typing import Any, NamedTuple
 
@@ -39,6 +39,8 @@ R = ReplicaId("r")
 PATIENCE_S = 60.0
 STEP_S = 3.0
 """A step's events come some ms after its tokens, on a starved machine later; some are lost here."""
+MOST_UNHEARD = 20
+"""Requests of a test whose events may never come."""
 
 
 HEAD = (
@@ -79,7 +81,7 @@ class Serving:
         self.way: Callable[[bytes], Awaitable[object]] = self.append
         self.random = random.Random(5)
         self.documents = {BlockId(f"d{n}"): suite.tokens(70, f"d{n}") for n in range(24)}
-        self.requests = self.hits = 0
+        self.requests = self.hits = self._unheard = 0
         self._last: Path | None = None
         self._store: Store | None = None
 
@@ -127,6 +129,11 @@ class Serving:
             if self._step_came():
                 break
             await asyncio.sleep(0.005)
+        else:
+            self._unheard += 1
+            view = self._engine._view
+            state = f"lost {view._lost}, unheard {view._unheard}, holes {view._holes}"
+            assert self._unheard < MOST_UNHEARD, f"the engine's events do not come: {state}"
         for _ in range(int(PATIENCE_S / 0.005)):
             if all_told() and not self._engine._view._lost:
                 await asyncio.sleep(0.005)  # the engine's last step may still be on its way
@@ -173,8 +180,11 @@ class Serving:
 
     async def until_counted(self, counter: str, most: int = 50) -> int:
         """Requests asked until the index counts one more."""
-        before = self.counters.get(counter, 0)
-        return await self.until(lambda: self.counters.get(counter, 0) > before, most)
+        return await self.until_more(counter, self.counters.get(counter, 0), most)
+
+    async def until_more(self, counter: str, than: int, most: int) -> int:
+        """Requests asked until the index has counted more than that."""
+        return await self.until(lambda: self.counters.get(counter, 0) > than, most)
 
     async def record(self, fault: str, detected: int, began: int) -> None:
         """Nothing is wrong from here on. began: requests when the fault began to be repaired."""
@@ -212,11 +222,17 @@ async def serving(
         yield it
     finally:
         view._listener = ear
-        for task in tasks:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-        if it._store is not None:
-            await it._store.close()
-        it.server.stop()
-        await subject.engine.reset_cache()
+        try:
+            for task in tasks:
+                task.cancel()
+            _, pending = await asyncio.wait(tasks, timeout=PATIENCE_S)
+            assert not pending, "cancelled, they go on"
+            for task in tasks:
+                if not task.cancelled():
+                    task.result()
+            if it._store is not None:
+                await it._store.close()
+        finally:
+            it.server.stop()
+        async with asyncio.timeout(PATIENCE_S):
+            await subject.engine.reset_cache()

@@ -13,9 +13,11 @@ from cp_ray.workers.kv_events import EventStream
 
 
 class Loser:
-    """Loses this share of the events of a kind, without a trace."""
+    """Loses this share of the events of some kinds, without a trace."""
 
-    def __init__(self, share: float, kind: type[Stored] | type[Removed], seed: int) -> None:
+    def __init__(
+        self, share: float, kind: tuple[type[Stored] | type[Removed], ...], seed: int
+    ) -> None:
         self.rng = random.Random(seed)
         self.share, self.kind = share, kind
         self.lost = self._told = 0

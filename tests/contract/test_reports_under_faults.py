@@ -152,7 +152,7 @@ def test_an_overflow_is_a_new_epoch_and_leaves_no_ghost():
 
 
 def test_a_view_that_lost_events_without_a_trace_is_dropped_and_no_ghost_survives():
-    drive = Reported(5, direct, Loser(0.01, Removed, 5))
+    drive = Reported(5, direct, Loser(0.01, (Removed,), 5))
     for _ in range(1500):
         drive.one()
     assert drive.tally.doubts > 3

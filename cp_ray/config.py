@@ -8,70 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from difflib import get_close_matches
-from hashlib import sha256
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SecretStr,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
 
 from cp_ray.errors import ConfigError
+from cp_ray.setting_types import JsonDict, Key, Keys, Names, reveal
 
-
-def _from_json(value: Any) -> Any:
-    """Command-line values are strings: read an object where one is meant."""
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        return json.loads(value)
-    return value
-
-
-def _reveal(value: Any) -> str:
-    if isinstance(value, SecretStr):
-        return value.get_secret_value()
-    raise TypeError(f"a setting of type {type(value).__name__} has no JSON form")
-
-
-def _words(value: Any) -> Any:
-    """Command-line values are strings: names are parted by commas."""
-    if isinstance(value, str):
-        return tuple(word.strip() for word in value.split(",") if word.strip())
-    return value
-
-
-Names = Annotated[tuple[str, ...], BeforeValidator(_words)]
-JsonDict = Annotated[dict[str, Any], BeforeValidator(_from_json)]
-
-
-def _hashed(value: Any) -> Any:
-    """Keep no key: only its digest goes into the processes of the application, and to Ray."""
-    value = _from_json(value)
-    if not isinstance(value, dict):
-        return value
-    return {name: _hashed_words(text) for name, text in value.items()}
-
-
-def _hashed_words(text: Any) -> Any:
-    if isinstance(text, SecretStr):
-        text = text.get_secret_value()
-    if not isinstance(text, str):
-        return text
-    words = text.encode("utf-8", "replace").split()
-    return b" ".join(
-        word if word.startswith(DIGEST) else DIGEST + sha256(word).hexdigest().encode()
-        for word in words
-    ).decode("utf-8", "replace")
-
-
-DIGEST = b"sha256:"
 MOST_FOLLOWED = 1 << 16
-Key = Annotated[SecretStr, BeforeValidator(_hashed_words)]
-Keys = Annotated[dict[str, SecretStr], BeforeValidator(_hashed)]
 
 
 class AppConfig(BaseModel):
@@ -91,7 +35,22 @@ class AppConfig(BaseModel):
         description="'smollm2' (first run, no hub needed), a local folder, or a hub name",
     )
     served_model_name: str | None = Field(default=None, description="default: the model's name")
-    replicas: int = Field(default=1, ge=1, le=256)
+    replicas: int = Field(default=1, ge=1, le=256, description="or the fewest: max_replicas")
+    max_replicas: int | None = Field(
+        default=None,
+        ge=1,
+        le=256,
+        description="more than `replicas`: as many run as target_ttft_s needs; default: `replicas`",
+    )
+    target_ttft_s: float = Field(
+        default=2.0, gt=0, description="mean time to first token for which replicas are added"
+    )
+    scale_up_after_s: float = Field(
+        default=30.0, ge=1, description="what is measured before replicas are added is a mean of"
+    )
+    scale_down_after_s: float = Field(
+        default=300.0, ge=0, description="how long fewer must do before replicas are taken away"
+    )
     max_model_len: int | None = Field(default=None, ge=64)
     engine_kwargs: JsonDict = Field(
         default_factory=dict, description="passed to vLLM's AsyncEngineArgs, or to sglang.Engine"
@@ -131,7 +90,9 @@ class AppConfig(BaseModel):
         description="requests the index remembers, about 1.5 KB each; beyond it the oldest goes",
     )
     prewarm: bool = Field(
-        default=False, description="a replica that joins prefills what is asked most while idle"
+        default=False,
+        description="idle replicas prefill ahead: one that joins what is asked most, those that "
+        "stay the conversations of one that leaves",
     )
     index: str | None = Field(default=None, description="offline index file to start warm from")
     alpha: float = Field(default=0.001, ge=0, le=0.01, description="Eq. 1's weight of positions")
@@ -198,6 +159,15 @@ class AppConfig(BaseModel):
         default=None,
         description="folder on the index actor's host: record ids and lengths of all traffic there",
     )
+    otlp_endpoint: str | None = Field(
+        default=None,
+        pattern=r"^https?://",
+        description="collector of OpenTelemetry traces, by OTLP over HTTP: "
+        "http://HOST:4318/v1/traces; needs cp-ray[otel]",
+    )
+    trace_share: float = Field(
+        default=1.0, gt=0, le=1, description="of requests traced that come without a traceparent"
+    )
 
     # Limits, enforced with 400, 413 or 422.
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
@@ -234,19 +204,41 @@ class AppConfig(BaseModel):
         return values
 
     @model_validator(mode="after")
-    def _one_host(self) -> Self:
-        """SGLang's ranks are processes of its replica, and so are on its host."""
+    def _together(self) -> Self:
+        """SGLang's ranks are processes of its replica; a fleet grows by what was planned."""
         if self.engine == "sglang" and self.across_hosts:
             raise ConfigError(
                 "across_hosts=true is not possible with engine=sglang, whose ranks are processes "
                 "of one replica: leave across_hosts out and set replicas=, or use engine=vllm",
                 param="across_hosts",
             )
+        if self.most_replicas < self.replicas:
+            raise ConfigError(
+                f"max_replicas={self.max_replicas} is less than replicas={self.replicas}, the "
+                "fewest: raise it, or leave it out for a fixed number",
+                param="max_replicas",
+            )
+        if self.scales and self.reuse == "plain":
+            raise ConfigError(
+                "max_replicas needs plans, whose estimates it goes by, and reuse=plain makes none: "
+                "set reuse=route or reuse=full, or leave max_replicas out",
+                param="max_replicas",
+            )
         return self
 
     def to_json(self) -> str:
         """Every setting, secrets in the clear, for our own processes: `model_validate_json`."""
-        return json.dumps(self.model_dump(mode="python"), default=_reveal)
+        return json.dumps(self.model_dump(mode="python"), default=reveal)
+
+    @property
+    def most_replicas(self) -> int:
+        """Engine replicas that there may be."""
+        return self.max_replicas if self.max_replicas is not None else self.replicas
+
+    @property
+    def scales(self) -> bool:
+        """Whether the number of replicas follows the load."""
+        return self.most_replicas != self.replicas
 
     @property
     def followed_requests(self) -> int:

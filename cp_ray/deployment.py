@@ -12,6 +12,7 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 from ray.serve.schema import LoggingConfig
 
+from cp_ray.autoscaling import replica_count
 from cp_ray.config import AppConfig
 from cp_ray.errors import ConfigError
 from cp_ray.index_actor.actor import ENGINE, new_index
@@ -19,6 +20,7 @@ from cp_ray.prerequisites import refuse_early
 from cp_ray.router.auth import Authenticator
 from cp_ray.router.ingress import Router
 from cp_ray.router.request_router import PlainReplicaRouter, PlannedReplicaRouter
+from cp_ray.tracing import check_tracing
 from cp_ray.workers import sglang_args, vllm_args
 from cp_ray.workers.replica import EngineReplica
 
@@ -38,7 +40,7 @@ def app(args: AppConfig) -> Application:
     config_json = args.to_json()
     engine = serve.deployment(EngineReplica).options(
         name=ENGINE,
-        num_replicas=args.replicas,
+        **replica_count(args),
         max_ongoing_requests=args.max_ongoing_requests,
         max_queued_requests=args.max_queued_requests,
         health_check_period_s=args.health_check_period_s,
@@ -49,7 +51,7 @@ def app(args: AppConfig) -> Application:
         **engine_resources(args),
         request_router_config=_request_router(args),
     )
-    in_flight = args.replicas * args.max_ongoing_requests
+    in_flight = args.most_replicas * args.max_ongoing_requests
     router = serve.deployment(Router).options(
         name="Router",
         num_replicas=args.ingress_replicas,
@@ -66,6 +68,7 @@ def app(args: AppConfig) -> Application:
 def _refuse_early(args: AppConfig) -> None:
     """Say here, in one line, what would else end in the log of a replica."""
     Authenticator(args)
+    check_tracing(args)
     if args.engine == "vllm":
         vllm_args.REFUSED.check(args.engine_kwargs)
     elif args.engine == "sglang":

@@ -18,9 +18,11 @@ from packaging.specifiers import SpecifierSet
 from cp_ray.compiling import is_compiled, is_stale
 from cp_ray.config import AppConfig
 from cp_ray.engine_packages import check_engine
+from cp_ray.errors import ConfigError
 from cp_ray.finding import Finding
 from cp_ray.prerequisites import check_model, check_redis
 from cp_ray.serve_config import gpus_asked
+from cp_ray.tracing import check_tracing
 
 HTTP_PORT = 8000
 """Where `serve run` listens."""
@@ -43,6 +45,8 @@ def diagnose(config: AppConfig, http_port: int = HTTP_PORT) -> list[Finding]:
         lambda: check_port(http_port),
         lambda: check_gpus(config, gpus_here()),
     ]
+    if config.otlp_endpoint is not None:
+        checks.append(lambda: check_traces(config))
     return [check() for check in checks]
 
 
@@ -69,6 +73,16 @@ def check_python() -> Finding:
     ok = here in SpecifierSet(wanted)
     fix = "" if ok else f"make the environment with a Python {wanted}, the same on every host"
     return Finding("python", ok, f"Python {here}, wanted {wanted}", fix)
+
+
+def check_traces(config: AppConfig) -> Finding:
+    """Whether the traces that are wanted can be made; asks no collector."""
+    try:
+        check_tracing(config)
+    except ConfigError as error:
+        fix = "pip install 'cp-ray[otel]', or leave otlp_endpoint out"
+        return Finding("traces", ok=False, detail=error.message, fix=fix)
+    return Finding("traces", ok=True, detail=f"OpenTelemetry is here; to {config.otlp_endpoint}")
 
 
 def check_planner() -> Finding:

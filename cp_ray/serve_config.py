@@ -99,7 +99,7 @@ def check_cluster_file(path: Path) -> int | None:
 
 def gpus_asked(config: AppConfig) -> float:
     """GPUs that all engine replicas of `config` need together."""
-    return config.replicas * config.gpus_per_replica
+    return config.most_replicas * config.gpus_per_replica
 
 
 def _stated_gpus(document: Mapping[str, Any]) -> int | None:

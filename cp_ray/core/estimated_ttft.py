@@ -67,6 +67,7 @@ class PrefillTimes:
         self._open: dict[ReplicaId, _Run] = {}
         self._next_fit = ENOUGH
         self._log_slowness: dict[ReplicaId, float] = {}
+        self._slowness: dict[ReplicaId, float] = {}  # the same, not as logarithms
         self._seen: dict[ReplicaId, int] = {}
         self._ratios: deque[float] = deque(maxlen=SPREAD)
         self._p90 = 1.0
@@ -74,12 +75,15 @@ class PrefillTimes:
 
     def seconds(self, replica: ReplicaId, cached: int, new: int, answering: int = 0) -> float:
         """Prefill of `new` tokens behind `cached` ones on this replica, beside so many answers."""
-        alone = self.curve.seconds(cached, new)
-        return (alone + self.per_answer_s * answering) * self.slowness(replica)
+        return self.beside(replica, self.curve.seconds(cached, new), answering)
+
+    def beside(self, replica: ReplicaId, alone_s: float, answering: int) -> float:
+        """What takes `alone_s` on the fleet's curve, on this replica beside so many answers."""
+        return (alone_s + self.per_answer_s * answering) * self.slowness(replica)
 
     def slowness(self, replica: ReplicaId) -> float:
         """Seconds there for one second of the fleet's curve."""
-        return math.exp(self._log_slowness.get(replica, 0.0))
+        return self._slowness.get(replica, 1.0)
 
     def observe(
         self,
@@ -126,7 +130,7 @@ class PrefillTimes:
 
     def forget(self, replica: ReplicaId) -> None:
         """The replica is gone; another of its name may be on another machine."""
-        for table in (self._log_slowness, self._seen, self._open):
+        for table in (self._log_slowness, self._slowness, self._seen, self._open):
             table.pop(replica, None)
 
     def _learn(self, replica: ReplicaId, run: _Run) -> None:
@@ -138,6 +142,7 @@ class PrefillTimes:
             step = math.log(run.seconds / expected) - mean
             step = max(-1.0, min(1.0, step)) * min(1.0, run.prompts / seen)
             self._log_slowness[replica], self._seen[replica] = mean + step, seen
+            self._slowness[replica] = math.exp(mean + step)
         self._runs.append((replica, run))
         self._next_fit -= 1
         if self._next_fit <= 0 and len(self._runs) >= ENOUGH:
@@ -149,6 +154,7 @@ class PrefillTimes:
         mean = sum(known.values()) / len(known) if known else 0.0
         for replica in known:
             known[replica] -= mean
+            self._slowness[replica] = math.exp(known[replica])
         slowness = [self.slowness(replica) for replica, _ in self._runs]
         runs = [run for _, run in self._runs]
         found = _fit(runs, slowness)

@@ -6,7 +6,7 @@ The load ledger and all that is learnt from it, changed together.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from cp_ray.core.estimated_ttft import PrefillTimes
 from cp_ray.core.load import LoadLedger, Work
@@ -34,22 +34,45 @@ class FleetLoad:
         """Prefill of a prompt there, beside the answers that run there now."""
         return self.times.seconds(replica, cached, new, self.ledger.answering(replica))
 
+    def own_times(self, infos: Sequence[ReplicaInfo]) -> Callable[[int, int, int], float]:
+        """As `own_s` by the replica's number, for a window: nothing is learnt meanwhile."""
+        times, ledger = self.times, self.ledger
+        answering = [ledger.answering(info.replica) for info in infos]
+        alone_s: dict[tuple[int, int], float] = {}
+
+        def own_s(r: int, cached: int, new: int) -> float:
+            key = cached, new
+            seconds = alone_s.get(key)
+            if seconds is None:
+                seconds = alone_s[key] = times.curve.seconds(cached, new)
+            return times.beside(infos[r].replica, seconds, answering[r])
+
+        return own_s
+
     def wait_s(self, info: ReplicaInfo, new: int, now: float) -> float:
         """Until the replica has prefilled what is planned there, and has room for this prompt."""
         pinned = self.ledger.pinned_tokens(info.replica)
         room_s = self.room.wait_s(pinned, new, info.capacity_tokens)
         return self.ledger.wait_s(info.replica, now) + room_s
 
-    def option(self, info: ReplicaInfo, cached: int, new: int, now: float) -> Option:
-        """A replica's offer for a prompt of which it has `cached` tokens and lacks `new`."""
-        replica = info.replica
-        return Option(
-            replica,
-            self.wait_s(info, new, now),
-            self.own_s(replica, cached, new),
-            self.ledger.running(replica),
-            self._assigned[replica],
-        )
+    def options(
+        self, infos: Sequence[ReplicaInfo], held: Sequence[int], total: int, now: float
+    ) -> list[Option]:
+        """Each replica's offer for a prompt of `total` tokens, so many of which it holds."""
+        ledger, room, times = self.ledger, self.room, self.times
+        offers = []
+        last, alone_s = -1, 0.0
+        for info, cached in zip(infos, held, strict=True):
+            replica = info.replica
+            queue = ledger.queue(replica)
+            new = total - cached
+            if cached != last:  # most hold as much as the one before: the head, or nothing
+                last, alone_s = cached, times.curve.seconds(cached, new)
+            wait_s = queue.wait_s(now) + room.wait_s(queue.pinned, new, info.capacity_tokens)
+            own_s = times.beside(replica, alone_s, queue.answering)
+            assigned = self._assigned.get(replica, 0)
+            offers.append(Option(replica, wait_s, own_s, queue.running, assigned))
+        return offers
 
     def reserve(
         self,

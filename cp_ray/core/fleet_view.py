@@ -123,11 +123,10 @@ def _branch(
             continue
         below.setdefault(id(node.parent), known)
         depth = node.depth
-        if depth > len(known.ends):
+        if depth > known.blocks:
             continue  # it was shrunk since
         above = node.parent.depth
-        start = known.ends[above - 1] if above else 0
-        length = known.ends[depth - 1] - start
+        length = known.tokens_of(depth) - known.tokens_of(above)
         if node.holders:
             tokens += length
         for bit, replica in live.items():

@@ -88,9 +88,8 @@ class ContextIndex:
             limits=self.limits,
         )
         self.rest_order = self.reuse.rest_order
-        self._trees = self.memory.trees
-        self._records = self.memory.records
-        self.trees, self.records = self._trees, self._records
+        self.trees = self._trees = self.memory.trees
+        self.records = self._records = self.memory.records
         self._counters: Counter[str] = Counter()
 
     def set_replicas(self, infos: Sequence[ReplicaInfo]) -> None:
@@ -133,8 +132,10 @@ class ContextIndex:
             return
         prompts = [self.reuse.prompt(self.reuse.wanted(request)) for request in window]
 
+        there_s = self.load.own_times(live)
+
         def own_s(i: int, r: int, cached: int) -> float:
-            return self.load.own_s(live[r].replica, cached, max(prompts[i].total - cached, 1))
+            return there_s(r, cached, max(prompts[i].total - cached, 1))
 
         waits = [self.load.wait_s(info, 0, now) for info in live]
         for place in lay_out(prompts, waits, own_s, self.load.congestion.price):
@@ -150,14 +151,15 @@ class ContextIndex:
             return Step(name, request.context, None, "", (), 0, "passthrough")
         wanted = self.reuse.wanted(request)
         held = self.reuse.held(wanted)
-        options = [
-            self.load.option(info, held[replica].tokens, wanted.total - held[replica].tokens, now)
+        infos = [
+            info
             for replica, info in self.replicas.live.items()
-            if replica in held and laid.replica in (None, replica)
+            if replica in held and (laid.replica is None or laid.replica == replica)
         ]
+        there = [held[info.replica].tokens for info in infos]
+        options = self.load.options(infos, there, wanted.total, now)
         price = self.load.congestion.price(min(option.wait_s for option in options))
-        option = choose(options, price)
-        chosen = option.replica
+        chosen = (option := choose(options, price)).replica
         planned, given_up = self.reuse.order(wanted, chosen, held[chosen], laid.followers)
         reusable = held[chosen].tokens - given_up
         page = self.replicas.live[chosen].page_size
@@ -179,6 +181,7 @@ class ContextIndex:
             reused_tokens=predicted,
             reason="holder" if predicted else "load",
             estimated_ttft_s=work.ttft_s,
+            estimated_prefill_s=work.seconds,
         )
 
     def hear(self, feedback: Feedback, now: float) -> None:

@@ -9,6 +9,7 @@ then mended: a request moves to where the sum of all times falls.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
@@ -95,9 +96,12 @@ def _greedy(
     own = [[own_s(i, r, best[i][r]) for r in range(len(waits))] for i in left]
     while left:
         at_price = price(min(clock))
-        _, i, r = min(
-            (clock[r] + own[i][r] * at_price, i, r) for i in left for r in range(len(clock))
-        )
+        least, i, r = math.inf, left[0], 0
+        for candidate in left:
+            for at, own_there in enumerate(own[candidate]):
+                cost = clock[at] + own_there * at_price
+                if cost < least:
+                    least, i, r = cost, candidate, at
         left.remove(i)
         lines[r].append(i)
         clock[r] += own[i][r]

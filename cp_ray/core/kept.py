@@ -16,7 +16,7 @@ import msgspec
 
 from cp_ray.core.index import ContextIndex
 from cp_ray.core.interned import interned
-from cp_ray.core.record import Record, State
+from cp_ray.core.record import CODE, Record, State
 from cp_ray.core.types import BlockId, Context, HeadId, ReplicaId, RequestId
 from cp_ray.errors import WireError
 
@@ -119,7 +119,7 @@ class Recaller:
             bit = bits[row.replica]
             try:
                 context = tuple(map(name_of, row.blocks))
-                ends = array("I", accumulate(map(length_of, row.blocks)))
+                ends = array(CODE, accumulate(map(length_of, row.blocks)))
             except (IndexError, OverflowError):
                 continue
             whole = row.head_tokens + (ends[-1] if ends else 0)
@@ -128,7 +128,7 @@ class Recaller:
             record = Record(
                 heads[row.head],
                 row.head_tokens,
-                ends,
+                ends.tobytes(),
                 batch.replicas[row.replica],
                 resident,
                 row.tokens_left,

@@ -49,7 +49,7 @@ class Reservation(msgspec.Struct):
     prefilled: bool = False
 
 
-class _Queue:
+class Queue:
     """What one replica has to do. waiting: without a first token, in order of sending.
 
     began: when the first of them could begin.
@@ -65,8 +65,20 @@ class _Queue:
         self.pinned = 0
         self.began = 0.0
 
+    def wait_s(self, now: float) -> float:
+        """Seconds until all that is planned there is prefilled."""
+        if not self.waiting:
+            return 0.0
+        head = next(iter(self.waiting.values())).seconds
+        return max(0.0, self.seconds - min(max(0.0, now - self.began), head * (1 - LATE_SHARE)))
 
-_IDLE = _Queue()
+    @property
+    def answering(self) -> int:
+        """Requests that have had their first token."""
+        return self.running - len(self.waiting)
+
+
+_IDLE = Queue()
 
 
 class LoadLedger:
@@ -74,7 +86,7 @@ class LoadLedger:
 
     def __init__(self) -> None:
         self._reservations: dict[RequestId, Reservation] = {}
-        self._queues: dict[ReplicaId, _Queue] = {}
+        self._queues: dict[ReplicaId, Queue] = {}
 
     def reserve(self, request: RequestId, replica: ReplicaId, work: Work, now: float) -> None:
         """Add a request's load; replaces an earlier reservation of the same request."""
@@ -135,11 +147,7 @@ class LoadLedger:
 
     def wait_s(self, replica: ReplicaId, now: float) -> float:
         """Seconds until the replica has prefilled all that is planned there."""
-        queue = self._queues.get(replica)
-        if queue is None or not queue.waiting:
-            return 0.0
-        head = next(iter(queue.waiting.values())).seconds
-        return max(0.0, queue.seconds - min(max(0.0, now - queue.began), head * (1 - LATE_SHARE)))
+        return self._queues.get(replica, _IDLE).wait_s(now)
 
     def busy_share(self, replicas: int) -> float:
         """Share of the live replicas, of which there are so many, with prefill to do."""
@@ -152,8 +160,11 @@ class LoadLedger:
 
     def answering(self, replica: ReplicaId) -> int:
         """Requests on the replica that have had their first token."""
-        queue = self._queues.get(replica, _IDLE)
-        return queue.running - len(queue.waiting)
+        return self._queues.get(replica, _IDLE).answering
+
+    def queue(self, replica: ReplicaId) -> Queue:
+        """All that the replica has to do, to be read only."""
+        return self._queues.get(replica, _IDLE)
 
     def pinned_tokens(self, replica: ReplicaId) -> int:
         """Cache that running requests took up for themselves: what they did not find there."""
@@ -163,7 +174,7 @@ class LoadLedger:
         return len(self._reservations)
 
     def _add(self, request: RequestId, replica: ReplicaId, work: Work, now: float) -> None:
-        queue = self._queues.setdefault(replica, _Queue())
+        queue = self._queues.setdefault(replica, Queue())
         if not queue.waiting:
             queue.began = now
         queue.waiting[request] = work
@@ -182,7 +193,7 @@ class LoadLedger:
             del self._queues[held.replica]
 
     @staticmethod
-    def _dequeue(queue: _Queue, request: RequestId, work: Work) -> None:
+    def _dequeue(queue: Queue, request: RequestId, work: Work) -> None:
         del queue.waiting[request]
         queue.new_tokens -= work.new
         # Sums of floats drift: an empty queue is exactly empty.
@@ -190,9 +201,9 @@ class LoadLedger:
 
     def check(self) -> None:
         """Raise InvariantError unless the sums equal the reservations."""
-        queues: dict[ReplicaId, _Queue] = {}
+        queues: dict[ReplicaId, Queue] = {}
         for request, held in self._reservations.items():
-            queue = queues.setdefault(held.replica, _Queue())
+            queue = queues.setdefault(held.replica, Queue())
             queue.running += 1
             queue.pinned += held.work.new
             if not held.prefilled:

@@ -34,7 +34,7 @@ import msgspec
 from cp_ray.core.node import ContextNode
 from cp_ray.core.record import Record
 from cp_ray.core.replicas import ReplicaTable
-from cp_ray.core.seen import Seen, bound, prefixes
+from cp_ray.core.seen import Lately, Seen, bound, prefixes
 from cp_ray.core.types import BlockId, Context, PlanRequest, RequestId, Settled
 from cp_ray.errors import InvariantError
 
@@ -53,8 +53,8 @@ MEMORY = 1 << 18
 """Blocks, prefixes, heads and conversations remembered of each kind; about 100 bytes each."""
 PENDING = 1 << 16
 """Requests planned and not ended; past it the oldest counts as unsettled."""
-LAST = 1 << 13
-"""Ended requests whose losses can be asked for."""
+LAST = 1 << 12
+"""Ended requests whose losses can be asked for; up to twice as many are kept."""
 
 
 class Known(Protocol):
@@ -129,11 +129,11 @@ class LossLedger:
         self._blocks: Seen = Seen(memory)
         self._origins: Seen = Seen(memory)
         self._prefixes: Seen = Seen(memory)
-        self._prompts: OrderedDict[RequestId, int] = OrderedDict()
+        self._prompts: Lately[int] = Lately(memory // 2)
         self._conversations: OrderedDict[str, set[BlockId]] = OrderedDict()
         self._memory = memory
         self._sums = Losses(dict.fromkeys(CAUSES, 0))
-        self._last: OrderedDict[RequestId, bytes] = OrderedDict()
+        self._last: Lately[bytes] = Lately(min(LAST, memory // 2))
 
     def planned(
         self,
@@ -175,8 +175,7 @@ class LossLedger:
         sums.prompt_tokens += total
         sums.cached_tokens += min(settled.cached_tokens, total)
         sums.beyond_belief += max(0, settled.cached_tokens - found.held.by(found.holder))
-        self._last[settled.request_id] = array("I", losses.values()).tobytes()
-        bound(self._last, min(LAST, self._memory))
+        self._last.put(settled.request_id, array("I", losses.values()).tobytes())
         return losses
 
     def of(self, request: RequestId) -> dict[str, int] | None:
@@ -190,8 +189,8 @@ class LossLedger:
         return msgspec.structs.replace(self._sums, by_cause=dict(self._sums.by_cause))
 
     def fill(self) -> tuple[int, int]:
-        """Requests whose lengths are remembered, and the most there can be."""
-        return len(self._prompts), self._memory
+        """Requests whose lengths are remembered for sure, and the most there can be."""
+        return self._prompts.fill()
 
     def check(self) -> None:
         """Raise InvariantError unless the causes add up."""
@@ -211,7 +210,7 @@ class LossLedger:
     def _worlds(self, request: PlanRequest, planned: Context) -> tuple[int, int, int, int]:
         """Tokens of the first four worlds below "every token", and remember the request."""
         sizes = dict(zip(request.context, request.block_tokens, strict=True))
-        before = self._prompts.get(request.predecessor, 0) if request.predecessor else 0
+        before = (self._prompts.get(request.predecessor) or 0) if request.predecessor else 0
         (known_head,) = self._heads.meet((request.head,))
         head = request.head_tokens if known_head else min(before, request.head_tokens)
         own = self._blocks.meet(planned)
@@ -237,8 +236,7 @@ class LossLedger:
                     repeated += size
         if request.conversation is not None:
             spoken.update(planned)
-        self._prompts[request.request_id] = _total(request)
-        bound(self._prompts, self._memory)
+        self._prompts.put(request.request_id, _total(request))
         return by_all, by_own, max(by_own - repeated, lead), lead
 
     def _anywhere(self, request: PlanRequest, planned: Context) -> tuple[bool, Sequence[bool]]:
@@ -289,8 +287,7 @@ def _who_held(
     while at is not None:
         others = at.holders & ~own
         if others:
-            behind_head = record.ends[at.depth - 1] if at.depth else 0
-            runs.append((request.head_tokens + behind_head, others))
+            runs.append((request.head_tokens + record.tokens_of(at.depth), others))
         at = at.parent
     return Held((own, own_tokens), tuple(runs), before, replicas.mask)
 

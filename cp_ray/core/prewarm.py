@@ -28,7 +28,10 @@ SHARE = 0.5
 
 
 class WarmPrefix(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt to prefill. request: one that begins so. uses: how many of the newest do."""
+    """A prompt to prefill. request: one that begins so. uses: how many of the newest do.
+
+    tail_tokens: what follows the blocks, where it is the whole prompt of `request`.
+    """
 
     request: RequestId
     head: HeadId
@@ -36,11 +39,12 @@ class WarmPrefix(msgspec.Struct, frozen=True, array_like=True):
     context: Context
     block_tokens: tuple[int, ...]
     uses: int
+    tail_tokens: int = 0
 
     @property
     def tokens(self) -> int:
         """Length of the prompt."""
-        return self.head_tokens + sum(self.block_tokens)
+        return self.head_tokens + sum(self.block_tokens) + self.tail_tokens
 
 
 class _Seen:

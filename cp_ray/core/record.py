@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -11,6 +12,10 @@ from itertools import accumulate, pairwise
 import msgspec
 
 from cp_ray.core.types import BlockId, Context, HeadId, PlanRequest, ReplicaId
+
+CODE = "I"
+"""Of `Record.ends` as an array: a prompt has less than 2 ** 32 tokens."""
+WIDTH = array(CODE).itemsize
 
 
 class State(Enum):
@@ -23,27 +28,38 @@ class State(Enum):
 class Record(msgspec.Struct, gc=False):
     """One request on one replica.
 
-    ends: tokens from the head's end up to that of each block; same length as the context as
-    planned; an array, a tenth of the room of a tuple. tokens_left: leading prompt tokens the
-    replica still has.
+    ends: tokens from the head's end up to that of each block of the context as planned, packed as
+    an array's bytes: a tuple takes ten times the room, an array with its slack twice. tokens_left:
+    leading prompt tokens the replica still has.
     """
 
     head: HeadId
     head_tokens: int
-    ends: array[int]
+    ends: bytes
     replica: ReplicaId
     state: State
     tokens_left: int
     predicted: int
 
+    @property
+    def blocks(self) -> int:
+        """Blocks of the context as planned."""
+        return len(self.ends) // WIDTH
+
+    def tokens_of(self, count: int) -> int:
+        """Tokens of the first `count` blocks together; there must be as many."""
+        if not count:
+            return 0
+        return int.from_bytes(self.ends[(count - 1) * WIDTH : count * WIDTH], sys.byteorder)
+
     def blocks_left(self) -> int:
         """Leading blocks that lie wholly in `tokens_left`; -1 when the head does not."""
         behind_head = self.tokens_left - self.head_tokens
-        return bisect_right(self.ends, behind_head) if behind_head >= 0 else -1
+        return bisect_right(array(CODE, self.ends), behind_head) if behind_head >= 0 else -1
 
     def block_tokens(self, count: int) -> tuple[int, ...]:
         """Tokens of each of the first `count` blocks."""
-        ends = [0, *self.ends[:count]]
+        ends = [0, *array(CODE, self.ends)[:count]]
         return tuple([end - start for start, end in pairwise(ends)])
 
 
@@ -58,12 +74,12 @@ def record_of(
 
     tokens: of each block.
     """
-    ends = array("I", accumulate([tokens[block] for block in context]))
+    ends = list(accumulate([tokens[block] for block in context]))
     blocks = ends[-1] if ends else 0
     return Record(
         head=request.head,
         head_tokens=request.head_tokens,
-        ends=ends,
+        ends=array(CODE, ends).tobytes(),
         replica=replica,
         state=State.PLANNED,
         tokens_left=request.head_tokens + blocks + request.tail_tokens,

@@ -91,6 +91,7 @@ class ReplicaTable:
         self._expected: dict[ReplicaId, Expected] = {}
         self._bit: dict[ReplicaId, int] = {}
         self._replica: dict[int, ReplicaId] = {}
+        self._live_mask = 0
         self._resyncing: set[ReplicaId] = set()
         self._shunned: frozenset[ReplicaId] = frozenset()
         self._absent: dict[ReplicaId, tuple[int, int]] = {}
@@ -114,9 +115,10 @@ class ReplicaTable:
     @property
     def mask(self) -> int:
         """Bits of the live replicas that are believed; the others are planned by load only."""
-        return sum(
-            1 << bit for bit, replica in self._replica.items() if replica not in self._resyncing
-        )
+        mask = self._live_mask
+        for replica in self._resyncing:
+            mask ^= 1 << self._bit[replica]
+        return mask
 
     def believed(self, replica: ReplicaId) -> bool:
         """Whether a live replica's records count; not while it owes a dump."""
@@ -145,6 +147,7 @@ class ReplicaTable:
                 self._expected[replica] = Expected(*self._absent.pop(replica, (0, 0)))
                 self._bit[replica] = bit
                 self._replica[bit] = replica
+                self._live_mask |= 1 << bit
             self._infos[replica] = info
         return left
 
@@ -152,7 +155,9 @@ class ReplicaTable:
         """Take a replica out, after what it held was forgotten; its bit becomes free."""
         del self._infos[replica]
         del self._expected[replica]
-        del self._replica[self._bit.pop(replica)]
+        bit = self._bit.pop(replica)
+        del self._replica[bit]
+        self._live_mask ^= 1 << bit
         self._resyncing.discard(replica)
 
     def receive(self, message: EvictionReport | Dump) -> Verdict:
@@ -207,6 +212,7 @@ class ReplicaTable:
         """Raise InvariantError unless ids, bits and expectations agree."""
         same = set(self._infos) == set(self._expected) == set(self._bit)
         inverse = self._replica == {bit: replica for replica, bit in self._bit.items()}
+        inverse = inverse and self._live_mask == sum(1 << bit for bit in self._replica)
         if not (same and inverse) or 0 in self._replica:
             raise InvariantError("replica table: live set, bits and expectations disagree")
         owing = {name for name, expected in self._expected.items() if expected.needs is not None}

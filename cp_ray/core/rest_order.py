@@ -10,9 +10,8 @@ which of the two orders of its most similar predecessor would have led it furthe
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping
-
-import msgspec
 
 from cp_ray.core.limits import Limits
 from cp_ray.core.types import BlockId, Context
@@ -33,26 +32,19 @@ DECAY = 0.999
 """Weight of a test after one more: about the last thousand tests decide."""
 
 
-class _Past(msgspec.Struct, frozen=True, gc=False):
-    """One request: as planned, blocks of it that were prefix, and the rest by the other rule.
-
-    popular: whether the rest was planned popular first.
-    """
-
-    planned: Context
-    prefix: int
-    other: Context
-    popular: bool
-
-
 class RestOrder:
-    """Owner of what the last MEMORY requests had, and of the contest of the two rules."""
+    """Owner of what the last MEMORY requests had, and of the contest of the two rules.
+
+    Two rings of the same length: each request as planned, and how the other rule would have had
+    its rest (`_packed`).
+    """
 
     def __init__(self, memory: int = MEMORY, limits: Limits | None = None) -> None:
         self._memory = memory
         self._limits = limits or Limits()
         self._count = 0
-        self._ring: list[_Past] = []
+        self._planned: list[Context] = []
+        self._others: list[bytes] = []
         self._had: dict[BlockId, int] = {}
         self._led_ranked = 0.0
         self._led_popular = 0.0
@@ -81,13 +73,14 @@ class RestOrder:
         if self._count < LEARN or self._count % TEST_EVERY == 0:
             self._test(context, tokens)
         led = self.popular
-        planned = prefix + (popular if led else ranked)
-        self._remember(_Past(planned, len(prefix), ranked if led else popular, led))
+        rest, other = (popular, ranked) if led else (ranked, popular)
+        planned = prefix + rest
+        self._remember(planned, _packed(planned, other, led))
         return planned
 
     def fill(self) -> tuple[int, int]:
         """Requests remembered, and the most there can be."""
-        return len(self._ring), self._memory
+        return len(self._planned), self._memory
 
     def _popular_first(
         self, prefix: Context, rest: Context, tokens: Mapping[BlockId, int]
@@ -147,41 +140,74 @@ class RestOrder:
                     likest, most = slot, count
         if likest < 0:
             return
-        past = self._ring[likest]
-        rest = past.planned[past.prefix :]
-        if rest == past.other:
+        packed = self._others[likest]
+        if not packed:
             return
-        taken = _run(rest, tokens)
-        other = _run(past.other, tokens)
-        self._led_popular += taken if past.popular else other
-        self._led_ranked += other if past.popular else taken
+        rest, other, was_popular = _unpacked(self._planned[likest], packed)
+        taken, missed = _run(rest, tokens), _run(other, tokens)
+        self._led_popular += taken if was_popular else missed
+        self._led_ranked += missed if was_popular else taken
 
-    def _remember(self, past: _Past) -> None:
+    def _remember(self, planned: Context, other: bytes) -> None:
         slot = self._count % self._memory
         bit = 1 << slot
         had = self._had
         if self._count < self._memory:
-            self._ring.append(past)
+            self._planned.append(planned)
+            self._others.append(other)
         else:
-            for block in self._ring[slot].planned:
+            for block in self._planned[slot]:
                 left = had[block] ^ bit
                 if left:
                     had[block] = left
                 else:
                     del had[block]
-            self._ring[slot] = past
-        for block in past.planned:
+            self._planned[slot], self._others[slot] = planned, other
+        for block in planned:
             had[block] = had.get(block, 0) | bit
         self._count += 1
 
     def check(self) -> None:
         """Raise InvariantError unless the bit sets are those of the remembered requests."""
         had: dict[BlockId, int] = {}
-        for slot, past in enumerate(self._ring):
-            for block in past.planned:
+        for slot, planned in enumerate(self._planned):
+            for block in planned:
                 had[block] = had.get(block, 0) | 1 << slot
         if had != self._had:
             raise InvariantError("rest order: bit sets and remembered requests disagree")
+        for planned, packed in zip(self._planned, self._others, strict=True):
+            if packed:
+                rest, other, _ = _unpacked(planned, packed)
+                if rest == other or sorted(rest) != sorted(other):
+                    raise InvariantError("rest order: the other order is none of the same blocks")
+
+
+def _packed(planned: Context, other: Context, popular: bool) -> bytes:
+    """How the other rule would have had the rest: each block's place in the rest as planned.
+
+    A third of a tuple's room, and nothing where both rules agree. popular: whether the rest was
+    planned popular first.
+    """
+    rest = planned[len(planned) - len(other) :]
+    if rest == other:
+        return b""
+    place = {block: at for at, block in enumerate(rest)}
+    places = [place[block] for block in other]
+    places.append(popular)
+    return array(_code(planned), places).tobytes()
+
+
+def _code(planned: Context) -> str:
+    """Array code of numbers below its length."""
+    return "B" if len(planned) <= 256 else "I"
+
+
+def _unpacked(planned: Context, packed: bytes) -> tuple[Context, Context, bool]:
+    """The rest as planned, by the other rule, and whether the former was popular first."""
+    places = array(_code(planned), packed)
+    popular = bool(places.pop())
+    rest = planned[len(planned) - len(places) :]
+    return rest, tuple([rest[at] for at in places]), popular
 
 
 def _run(order: Context, tokens: Mapping[BlockId, int]) -> int:

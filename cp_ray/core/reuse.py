@@ -65,11 +65,25 @@ class Reuse:
 
     def held(self, wanted: Wanted) -> dict[ReplicaId, Held]:
         """What each live replica has of it."""
-        matches = best_per_holder(wanted.candidates, self._replicas.mask)
+        replicas, memory, request = self._replicas, self._memory, wanted.request
+        matches = best_per_holder(wanted.candidates, replicas.mask)
+        tree = memory.trees.get(request.head)
+        of_head = tree.root.holders if tree is not None else 0
+        before = memory.records.get(request.predecessor) if request.predecessor else None
+        head_only, nothing = Held(None, request.head_tokens), Held(None, 0)
         found = {}
-        for replica in self._replicas.usable:
-            match = matches.get(self._replicas.bit(replica))
-            found[replica] = Held(match, self._reusable(wanted.request, replica, match))
+        for replica in replicas.usable:
+            bit = replicas.bit(replica)
+            match = matches.get(bit)
+            if not replicas.believed(replica):
+                found[replica] = nothing
+            elif of_head >> bit & 1:
+                tokens = request.head_tokens
+                found[replica] = Held(match, tokens + match.tokens) if match else head_only
+            elif before is not None and before.replica == replica:
+                found[replica] = Held(match, min(before.tokens_left, request.head_tokens))
+            else:
+                found[replica] = nothing
         return found
 
     def most_held(self, request: PlanRequest) -> int:
@@ -125,15 +139,3 @@ class Reuse:
             return greedy_search(tree.root, request.context, tokens, self._alpha)
         familiar = self.rest_order.popular
         return limited_search(tree.root, request.context, tokens, self._limits, familiar)
-
-    def _reusable(self, request: PlanRequest, replica: ReplicaId, match: Candidate | None) -> int:
-        """Leading prompt tokens that `replica` should have of this request."""
-        if not self._replicas.believed(replica):
-            return 0
-        tree = self._memory.trees.get(request.head)
-        if tree is not None and tree.root.holders >> self._replicas.bit(replica) & 1:
-            return request.head_tokens + (match.tokens if match else 0)
-        before = self._memory.records.get(request.predecessor) if request.predecessor else None
-        if before is not None and before.replica == replica:
-            return min(before.tokens_left, request.head_tokens)
-        return 0

@@ -26,6 +26,7 @@ class PlanRequest(msgspec.Struct, frozen=True, array_like=True):
     predecessor: the request whose prompt this head extends (the conversation's last turn).
     conversation: digest of its name, tenant included. origins: digests of the head and of each
     block without their tenant, where there are several tenants: only sums are made of them.
+    traceparent: of the span that waits for the plan, where requests are traced.
     """
 
     request_id: RequestId
@@ -38,6 +39,7 @@ class PlanRequest(msgspec.Struct, frozen=True, array_like=True):
     predecessor: RequestId | None = None
     conversation: str | None = None
     origins: tuple[int, ...] = ()
+    traceparent: str | None = None
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
@@ -49,6 +51,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     reused_tokens: prompt tokens the replica should find cached, in whole engine blocks.
     reason: "holder" (has some of the prefix), "load" (nothing to reuse) or "passthrough".
     estimated_ttft_s: seconds until the first token, should the replica do as usual.
+    estimated_prefill_s: of them, those of its own prefill.
     """
 
     request_id: RequestId
@@ -59,6 +62,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     reused_tokens: int
     reason: str
     estimated_ttft_s: float = 0.0
+    estimated_prefill_s: float = 0.0
 
 
 class ReplicaInfo(msgspec.Struct, frozen=True, array_like=True):

@@ -38,10 +38,12 @@ from cp_ray.index_actor.observer import Observer
 from cp_ray.index_actor.recording import Recording
 from cp_ray.index_actor.report_reader import ReportReader
 from cp_ray.index_actor.serve_live_set import LiveSet
+from cp_ray.index_actor.spans import told
 from cp_ray.named_actor import application_gone, end, index_prefix, names_with, obtain
 from cp_ray.store import wire
 from cp_ray.store.client import Store
 from cp_ray.store.embedded_actor import redis_url
+from cp_ray.tracing import new_tracer
 
 GRACE_S = 1.0
 """A client knows our clock as well as its probe was quick: only what is later than this is late."""
@@ -75,6 +77,7 @@ class IndexActor:
         record = self._config.record
         recording = Recording(Path(record)) if record is not None else None
         self._observer = Observer(app, self._index, self._reader, recording)
+        self._tracer = new_tracer(self._config, app, "index")
         me = ray.get_runtime_context().current_actor
         self._tasks = [
             asyncio.create_task(self._live_set.run()),
@@ -101,8 +104,12 @@ class IndexActor:
             return b""
         requests = wire.decode(payload, list[PlanRequest])
         began = time.monotonic()
+        spans = [self._tracer.follow("index", request.traceparent) for request in requests]
         steps = self._index.plan(requests, began)
         self._observer.planned(time.monotonic() - began)
+        told(spans, requests, steps)
+        if self._config.prewarm:
+            self._warming.asked(requests)
         return wire.encode(steps)
 
     async def hear(self, payload: bytes) -> None:
@@ -116,7 +123,7 @@ class IndexActor:
                 self._journal.ended(feedback.request_id)
 
     async def warm_offers(self) -> bytes:
-        """Wire-encoded list[Offer]: what replicas that joined should prefill now."""
+        """Wire-encoded list[Offer]: what replicas should prefill ahead of clients now."""
         return wire.encode(self._warming.offers())
 
     async def warm(self, payload: bytes, name: str) -> bytes:
@@ -190,10 +197,13 @@ class IndexActor:
 
     def _set_live(self, live: list[ReplicaInfo]) -> None:
         before = {info.replica for info in self._live}
+        gone = before - {info.replica for info in live}
+        talks = self._warming.leaving(gone) if gone and self._config.prewarm else []
         self._live = live
         self._index.set_replicas(live)
         if before and self._config.prewarm:  # the first ones have nobody to learn from
             self._warming.joined([info for info in live if info.replica not in before])
+            self._warming.left(talks)
         if live:
             self._has_live.set()
 

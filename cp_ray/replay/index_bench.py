@@ -123,7 +123,7 @@ class _Bench:
         self._k = k
         self._index = ContextIndex(max_records=max_records)
         self._index.set_replicas([ReplicaInfo(REPLICA, 16, 1 << 40)])
-        self._contexts = _contexts(k, seed)
+        self._contexts = contexts(k, seed)
         self._stored = 0
         self._named = 0
         self._now = 0.0
@@ -211,14 +211,14 @@ def peak_rss_mb() -> float:
 
 
 def _build_s(n: int, k: int, seed: int) -> float:
-    contexts = list(islice(_contexts(k, seed), n))
-    tokens = dict.fromkeys((block for context in contexts for block in context), SIZE)
-    merge(contexts[:10], tokens)  # loads the compiled code
+    stored = list(islice(contexts(k, seed), n))
+    tokens = dict.fromkeys((block for context in stored for block in context), SIZE)
+    merge(stored[:10], tokens)  # loads the compiled code
     taken = []
     for _ in range(RUNS if n <= 2000 else 1):
         with watched(f"build {n:,}", steps(n, FAST)) as done:
             started = time.perf_counter()
-            merge(contexts, tokens, FAST, done=done)
+            merge(stored, tokens, FAST, done=done)
             taken.append(time.perf_counter() - started)
     return min(taken)
 
@@ -234,8 +234,8 @@ def _bytes_per_context(n: int, k: int, seed: int) -> float:
     return taken / n
 
 
-def _contexts(k: int, seed: int) -> Iterator[Context]:
-    """Without end; ids are new strings each time."""
+def contexts(k: int, seed: int) -> Iterator[Context]:
+    """The workload, without end; ids are new strings each time."""
     rng = random.Random(seed)
     numbers = range(BLOCKS)
     upto = list(accumulate(1 / (rank + 1) ** SKEW for rank in numbers))

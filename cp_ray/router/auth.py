@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from cp_ray.config import DIGEST, AppConfig
+from cp_ray.config import AppConfig
 from cp_ray.errors import ConfigError, Unauthorized
 from cp_ray.router.api import ChatRequest, CompletionRequest
+from cp_ray.setting_types import DIGEST
 
 DEFAULT = "default"
 PUBLIC_REGION = "public"

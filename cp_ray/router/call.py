@@ -53,9 +53,12 @@ class Call:
             self._first = await anext(self._deliveries)
         except StopAsyncIteration:
             self._broken = True
-            raise EngineError("the engine ended the stream before its first token") from None
-        except Exception:  # only a cancelled one was left by its client
+            error = EngineError("the engine ended the stream before its first token")
+            self._watch.broke(error)
+            raise error from None
+        except Exception as error:  # only a cancelled one was left by its client
             self._broken = True
+            self._watch.broke(error)
             raise
         self._watch.first()
         self._replica = self._first.replica
@@ -120,8 +123,9 @@ class Call:
         try:
             async for delivery in self._deliveries:
                 yield delivery
-        except CpRayError:
+        except CpRayError as error:
             self._broken = True
+            self._watch.broke(error)
             raise
 
     async def _succeeded(self, chunk: Chunk) -> None:

@@ -165,7 +165,8 @@ async def _generate(
     explain = request.headers.get("x-cp-ray-explain", "0").lower() in ("1", "true")
 
     async def begin() -> tuple[Call, Format]:
-        call = await _while_connected(request, service.call(asked, tenant, reuse))
+        working = service.call(asked, tenant, reuse, request.headers.get("traceparent"))
+        call = await _while_connected(request, working)
         request.state.request_id = call.request.request_id
         return call, Format(
             chat=chat,

@@ -26,6 +26,7 @@ from cp_ray.router.watch import Observer
 from cp_ray.store import wire
 from cp_ray.store.client import Store
 from cp_ray.store.embedded_actor import redis_url
+from cp_ray.tracing import new_tracer
 from cp_ray.workers.engine import EngineInfo
 from cp_ray.workers.models import resolve_model
 
@@ -42,7 +43,9 @@ class Router:
     ) -> None:
         """Raises ConfigError when the model's tokenizer or Redis cannot be used."""
         config = AppConfig.model_validate_json(config_json)
-        app = serve.get_replica_context().app_name
+        context = serve.get_replica_context()
+        app = context.app_name
+        self._tracer = new_tracer(config, app, "router", context.replica_id.unique_id)
         tokenizer = self._tokenizer = await asyncio.to_thread(load_tokenizer, config)
         self._most_cached = config.tokenizer_cache_tokens
         self._trimming = asyncio.create_task(keep_trimmed())
@@ -69,7 +72,9 @@ class Router:
             dispatcher=dispatcher,
             store=self._store,
             fetch_info=self._fetch_info,
-            observer=Observer(app, teller.tell if config.reuse != "plain" else None),
+            observer=Observer(
+                app, teller.tell if config.reuse != "plain" else None, tracer=self._tracer
+            ),
             sent=warmer.sent if warms else None,
         )
 

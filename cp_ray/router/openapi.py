@@ -63,6 +63,12 @@ def _generation_paths() -> Json:
         "schema": _TEXT,
         "description": "1: explain",
     }
+    trace = {
+        "name": "traceparent",
+        "in": "header",
+        "schema": _TEXT,
+        "description": "W3C Trace Context, where traces are sent (otlp_endpoint); else unused",
+    }
     stream = {"text/event-stream": {"schema": _object(data=_TEXT)}}
     return {
         "/v1/chat/completions": {
@@ -70,7 +76,7 @@ def _generation_paths() -> Json:
                 "Answer a chat",
                 {"application/json": _ref("ChatAnswer")} | stream,
                 body="ChatRequest",
-                parameters=[reuse, explain],
+                parameters=[reuse, explain, trace],
             )
         },
         "/v1/completions": {
@@ -78,7 +84,7 @@ def _generation_paths() -> Json:
                 "Continue a text",
                 {"application/json": _ref("CompletionAnswer")} | stream,
                 body="CompletionRequest",
-                parameters=[reuse, explain],
+                parameters=[reuse, explain, trace],
             )
         },
         "/v1/context/plan": {

@@ -6,7 +6,6 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -14,7 +13,8 @@ import msgspec
 
 from cp_ray.config import AppConfig
 from cp_ray.core.types import RequestId
-from cp_ray.errors import CpRayError, EngineUnavailable, InvalidRequest, Overloaded
+from cp_ray.errors import CpRayError, EngineUnavailable, InvalidRequest
+from cp_ray.router.admission import Admission
 from cp_ray.router.api import ChatRequest
 from cp_ray.router.assembly import Assembler, Finished, Limits, Prepared, Request, Reuse
 from cp_ray.router.auth import Authenticator, Tenant
@@ -25,7 +25,7 @@ from cp_ray.router.identity import identified
 from cp_ray.router.ports import Dispatcher, FetchInfo, Planner, RecordStore
 from cp_ray.router.quotas import Quotas
 from cp_ray.router.tokenizer import PromptTokenizer
-from cp_ray.router.watch import Observer
+from cp_ray.router.watch import Observer, Watch
 from cp_ray.router.window import Window
 from cp_ray.workers.engine import EngineInfo, EngineRequest
 
@@ -75,7 +75,8 @@ class Service:
         self._fetch_info = fetch_info
         self._info: EngineInfo | None = None
         self._asking: asyncio.Future[EngineInfo] | None = None
-        self._queued = 0
+        running = config.most_replicas * config.max_ongoing_requests
+        self._admission = Admission(running, config.max_queued_requests, self.observer.waiting)
         self._window = Window(
             planner, max_size=config.window_max, max_wait_s=config.window_ms / 1000
         )
@@ -115,24 +116,27 @@ class Service:
         self.quotas.request(tenant.name)
         return tenant
 
-    async def call(self, request: Request, tenant: Tenant, reuse: Reuse) -> Call:
+    async def call(
+        self, request: Request, tenant: Tenant, reuse: Reuse, traceparent: str | None = None
+    ) -> Call:
         """Prepare, plan, dispatch and wait for the first token.
 
         Raises InvalidRequest, Overloaded, EngineUnavailable or EngineError. The caller must close
         the call. Cancelling frees what was planned.
         """
         leave = self.quotas.enter(tenant.name)
+        watch = self.observer.begin(tenant.name, traceparent)
         try:
-            call = await self._begin(request, tenant, reuse)
-        except BaseException:
+            call = await self._begin(request, tenant, reuse, watch)
+        except BaseException as error:
+            watch.failed(error)
             leave()
             raise
         call.on_close = leave
         return call
 
-    async def _begin(self, request: Request, tenant: Tenant, reuse: Reuse) -> Call:
-        watch = self.observer.begin(tenant.name)
-        async with self._queue_place():
+    async def _begin(self, request: Request, tenant: Tenant, reuse: Reuse, watch: Watch) -> Call:
+        async with self._admission.place(tenant.name, _size(request)):
             prepared = await self.prepare(request, tenant, reuse)
             spent = prepared.prompt_tokens + (request.output_limit or 0)
             self.quotas.tokens(tenant.name, spent)
@@ -142,7 +146,7 @@ class Service:
                     prepared = _in_place(prepared)
             step = None
             if reuse != "plain":
-                step = (await self._window.plan(prepared.plan)).step
+                step = (await self._window.plan(watch.planning(prepared.plan))).step
             watch.planned(prepared.plan, step, len(prepared.repeated))
             # No await until the request is on its way: the window's order must hold.
             order = step.context if step is not None else prepared.plan.context
@@ -152,6 +156,9 @@ class Service:
                 finished.prompt,
                 request.sampling(self._output_tokens(request, len(finished.prompt))),
                 self.auth.view(tenant, request).cache_salt,
+                watch.sending(),
+                step.estimated_ttft_s if step is not None else 0.0,
+                step.estimated_prefill_s if step is not None else 0.0,
             )
             if step is not None and self._sent is not None:
                 self._sent(engine_request)
@@ -239,22 +246,6 @@ class Service:
             plain=kept.plain,
             earlier_bytes=kept.earlier_bytes,
         )
-
-    @asynccontextmanager
-    async def _queue_place(self) -> Any:
-        running = self.config.replicas * self.config.max_ongoing_requests
-        if self._queued >= running + self.config.max_queued_requests:
-            raise Overloaded(
-                f"{self._queued} requests wait for a first token already, {running} of which the "
-                "replicas can hold (max_queued_requests is the rest): try again later"
-            )
-        self._queued += 1
-        self.observer.waiting(self._queued)
-        try:
-            yield
-        finally:
-            self._queued -= 1
-            self.observer.waiting(self._queued)
 
 
 def known_error(error: BaseException) -> CpRayError | None:

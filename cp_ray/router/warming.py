@@ -1,7 +1,8 @@
 """Pre-warming, the part that has the tokens: prompts sent of late, and their beginnings sent again.
 
-The index says which beginning of which prompt a replica that joined should prefill, and only while
-that replica has nothing else to do (`core/warming.py`). Nobody waits for these answers.
+The index says which beginning of which prompt a replica should prefill, because it joined or
+because another left, and only while it has nothing else to do (`core/warming.py`). Nobody waits for
+these answers.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ class Warmer:
         kept = self._prompts.get(offer.request)
         if kept is None or len(kept[0]) < offer.tokens:
             return False
-        name = RequestId(self._new_id())
+        name = offer.request if offer.again else RequestId(self._new_id())
         step = await self._planner.warm(offer, name)
         if step is None:
             return False
         prompt, salt = kept
-        request = EngineRequest(name, tuple(prompt[: offer.tokens]), _ONE_TOKEN, salt)
+        request = EngineRequest(name, tuple(prompt[: offer.tokens]), _ONE_TOKEN, salt, ahead=True)
         cached = 0
         ok = False
         try:

@@ -10,6 +10,8 @@ from cp_ray import metrics
 from cp_ray.core.story import Outcome, Story
 from cp_ray.core.types import PlanRequest, ReplicaId, Step
 from cp_ray.metrics import Metrics
+from cp_ray.router.request_trace import RequestTrace
+from cp_ray.tracing import Tracer
 from cp_ray.workers.engine import Chunk
 
 _log = logging.getLogger("ray.serve")
@@ -23,14 +25,16 @@ class Observer:
         app: str = "default",
         tell: Callable[[Story], None] | None = None,
         clock: Callable[[], float] = time.time,
+        tracer: Tracer | None = None,
     ) -> None:
         self.metrics = Metrics(app)
         self.tell = tell
         self.clock = clock
+        self.tracer = tracer or Tracer()
 
-    def begin(self, tenant: str) -> Watch:
-        """A request arrived."""
-        return Watch(self, tenant)
+    def begin(self, tenant: str, traceparent: str | None = None) -> Watch:
+        """A request arrived. traceparent: its client's."""
+        return Watch(self, tenant, traceparent)
 
     def waiting(self, requests: int) -> None:
         """So many requests have no first token yet."""
@@ -40,7 +44,8 @@ class Observer:
 class Watch:
     """One request. `planned`, `first`, `ended`, in this order; `ended` counts once."""
 
-    def __init__(self, observer: Observer, tenant: str) -> None:
+    def __init__(self, observer: Observer, tenant: str, traceparent: str | None = None) -> None:
+        self._trace = RequestTrace(observer.tracer, traceparent)
         self._observer = observer
         self._tenant = tenant
         self._at = observer.clock()
@@ -52,14 +57,32 @@ class Watch:
         self._ttft_s = 0.0
         self._ended = False
 
+    def planning(self, plan: PlanRequest) -> PlanRequest:
+        """It asks the index: the request as the index shall get it."""
+        return self._trace.planning(plan)
+
+    def sending(self) -> str | None:
+        """It goes to a replica: the traceparent it takes along."""
+        return self._trace.sending()
+
     def planned(self, plan: PlanRequest, step: Step | None, repeated: int) -> None:
         """It has a plan, or goes without. repeated: blocks that pointers stand for."""
+        self._trace.planned(plan, step)
         self._plan, self._step, self._repeated = plan, step, repeated
         self._planned_s = time.perf_counter() - self._began
 
     def first(self) -> None:
         """Its first token came."""
+        self._trace.first()
         self._ttft_s = time.perf_counter() - self._began
+
+    def broke(self, error: BaseException) -> None:
+        """Its replica failed on it; `ended` follows."""
+        self._trace.broke(error)
+
+    def failed(self, error: BaseException) -> None:
+        """It came to nothing before its first token, or was refused."""
+        self._trace.failed(error)
 
     def ended(self, outcome: Outcome, replica: str | None, reason: str, last: Chunk | None) -> None:
         """It is over. last: of the chunks that came."""
@@ -83,6 +106,7 @@ class Watch:
             last.completion_tokens if last is not None else 0,
             last.prompt_tokens if last is not None else _planned_tokens(self._plan),
         )
+        self._trace.ended(story)
         _count(self._observer.metrics, story)
         _write(story)
         if self._observer.tell is not None:

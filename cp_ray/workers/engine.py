@@ -28,12 +28,21 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EngineRequest(msgspec.Struct, frozen=True):
-    """One generation. The prompt is token ids: block borders were tokenized apart."""
+    """One generation. The prompt is token ids: block borders were tokenized apart.
+
+    traceparent: of the span that waits for the first token, where requests are traced.
+    estimated_ttft_s, estimated_prefill_s: the plan's; both 0 where there is none. ahead: no client
+    waits for it.
+    """
 
     request_id: RequestId
     prompt: tuple[int, ...]
     sampling: Sampling
     cache_salt: str | None = None
+    traceparent: str | None = None
+    estimated_ttft_s: float = 0.0
+    estimated_prefill_s: float = 0.0
+    ahead: bool = False
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):

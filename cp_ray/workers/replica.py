@@ -19,10 +19,13 @@ from cp_ray.errors import EngineError, EngineUnavailable
 from cp_ray.store import wire
 from cp_ray.store.client import Store
 from cp_ray.store.embedded_actor import redis_url
+from cp_ray.tracing import new_tracer
+from cp_ray.workers.asked import AskedRates
 from cp_ray.workers.dump_requests import DumpRequests
 from cp_ray.workers.engine import Chunk, Delivery, Engine, EngineRequest
 from cp_ray.workers.engine_watch import EngineWatch
 from cp_ray.workers.reporter import Reporter
+from cp_ray.workers.spans import traced
 
 log = logging.getLogger("ray.serve")
 
@@ -42,6 +45,8 @@ class EngineReplica:
         context = serve.get_replica_context()
         self._replica = ReplicaId(context.replica_id.unique_id)
         self._app = context.app_name
+        self._tracer = new_tracer(self._config, self._app, "replica", self._replica)
+        self._asked = AskedRates(time.monotonic())
         self._store: Store | None = None
         self._connecting = asyncio.Lock()
         await self._find_redis()
@@ -71,7 +76,10 @@ class EngineReplica:
         When the caller goes away Serve cancels this generator, and the engine aborts.
         """
         request = wire.decode(payload, EngineRequest)
+        self._asked.count(request)
         chunks = self._watch.watched(self._engine.generate(request))
+        if request.traceparent is not None:
+            chunks = traced(self._tracer, self._replica, request, chunks)
         async with aclosing(deliveries(self._replica, chunks)) as stream:
             async for delivery in stream:
                 yield wire.encode(delivery)
@@ -100,6 +108,13 @@ class EngineReplica:
         self._watch.check()
         await self._engine.check_health()
 
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What was asked since Serve's last question, a second; only a fleet that scales is asked.
+
+        `cp_ray/autoscaling.py` reads it in Serve's controller.
+        """
+        return self._asked.rates(time.monotonic())
+
     def record_replica_metadata(self) -> dict[str, Any]:
         """Facts the routers and the index get from Serve together with the live set."""
         return {
@@ -121,6 +136,8 @@ class EngineReplica:
             await engine.close()
         if self._store is not None:
             await self._store.close()
+        if (tracer := getattr(self, "_tracer", None)) is not None:
+            await tracer.close()
 
     async def _find_redis(self) -> None:
         """Raise ConfigError on a host that could never report: its evictions would be ghosts."""

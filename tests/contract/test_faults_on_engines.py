@@ -112,7 +112,7 @@ def test_one_event_in_a_hundred_lost_without_a_trace(faulty, subject, kind):
         wrong = it.counters.get("audit_mismatches", 0)
         view.on_batch = spoilt
         try:
-            while len(waits) < 5:
+            while len(waits) < 3:
                 known = it.counters.get("reports_new_epoch", 0)
                 await it.ask()
                 if loser.took():

@@ -116,3 +116,17 @@ def test_the_same_traffic_gives_the_same_orders() -> None:
     traffic = popular_traffic(LEARN + 50)
     one, other = RestOrder(), RestOrder()
     assert [arrange(one, c) for c in traffic] == [arrange(other, c) for c in traffic]
+
+
+def test_requests_of_hundreds_of_blocks_are_remembered_like_others() -> None:
+    """Places in a request of over 256 blocks take more than a byte."""
+    blocks = [BlockId(f"m{number}") for number in range(400)]
+    tokens = dict.fromkeys(blocks, 100)
+    orders = RestOrder(memory=40)
+    rng = random.Random(0)
+    for length in (100, 256, 257, 258, 400):
+        for _ in range(8):
+            context = (*rng.sample(blocks[:20], 20), *rng.sample(blocks[20:], length - 20))
+            planned = orders.arrange(context, context[:3], tokens)
+            assert sorted(planned) == sorted(context)
+            orders.check()

@@ -1,4 +1,4 @@
-"""A replica that Serve puts in the place of a dead one is warmed by what the others are asked."""
+"""A dead replica's successor is warmed, and its conversations go on elsewhere, prefilled."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def pid_of(replica: str) -> int:
     return pid
 
 
-def test_the_replica_in_a_dead_ones_place_is_warmed_while_it_is_idle(serve_url: str) -> None:
+def test_a_dead_replicas_place_is_warmed_and_its_conversations_are_handed_over(
+    serve_url: str,
+) -> None:
     config = AppConfig(
         engine="simulated", replicas=2, prewarm=True, health_check_period_s=1, reuse="full"
     )
@@ -55,4 +57,21 @@ def test_the_replica_in_a_dead_ones_place_is_warmed_while_it_is_idle(serve_url: 
         assert max(records()[joined].values()) > 180
         counters = index_state(NAME)["counters"]
         assert counters["warmed_tokens"] > 180
-        assert counters.get("audit_mismatches", 0) == 0
+        conversation_goes_on(base)
+        assert index_state(NAME)["counters"].get("audit_mismatches", 0) == 0
+
+
+def conversation_goes_on(base: str) -> None:
+    """Its replica is killed; the other one, idle, has prefilled what was said when it goes on."""
+    said = [{"role": "user", "content": "first?"}]
+    documents = [f"{TOPICS[5]} {block} of a talk" for block in range(3)]
+    first = ask(base, documents, messages=said, conversation="talk")
+    home = first["cp_ray"]["replica"]
+    until(lambda: any(home == replica for replica in records()))
+    os.kill(pid_of(home), signal.SIGKILL)
+    until(lambda: index_state(NAME)["counters"].get("handed_over", 0) >= 1)
+    said += [first["choices"][0]["message"], {"role": "user", "content": "second?"}]
+    second = ask(base, [], messages=said, conversation="talk")["cp_ray"]
+    assert second["replica"] != home
+    assert second["predicted_cached_tokens"] > 150
+    assert second["cached_tokens"] >= second["predicted_cached_tokens"]

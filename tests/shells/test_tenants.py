@@ -226,3 +226,18 @@ def test_a_bucket_fills_with_time_and_is_shared_by_the_ingresses() -> None:
     assert refused.value.retry_after_s > 60
     now = 10_000.0
     quotas.tokens("a", 1)
+
+
+def test_a_tenant_that_floods_delays_another_by_one_request_and_is_refused_first() -> None:
+    bench = Bench(api_keys=KEYS, replicas=1, max_ongoing_requests=1, max_queued_requests=4)
+    bench.engine.delay_s = 0.15
+    with running(bench), ThreadPoolExecutor(16) as pool:
+        flood = [pool.submit(post, bench, "key-of-acme", PRIVATE) for _ in range(5)]
+        wait_for(lambda: bench.service._admission._queue.waiting == 4)
+        small = pool.submit(post, bench, "key-of-bolt", PRIVATE)
+        assert small.result().status_code == 200
+        assert sum(answer.done() for answer in flood) <= 3, "most of the flood still waits"
+        statuses = [answer.result().status_code for answer in flood]
+    assert sorted(statuses) == [200, 200, 200, 200, 503]
+    refused = flood[statuses.index(503)].result()
+    assert int(refused.headers["retry-after"]) >= 1

@@ -112,6 +112,30 @@ def test_a_kept_prompts_beginning_is_prefilled_with_its_salt_and_one_token_of_an
     asyncio.run(run())
 
 
+def test_a_conversation_is_prefilled_again_whole_and_under_its_own_name() -> None:
+    async def run() -> None:
+        fleet = Fleet()
+        fleet.index.set_replicas([OLD, NEW])
+        await fleet.engine.start(fleet)
+        mine = warmer(fleet)
+        name, blocks = RequestId("turn0"), (BlockId("a"), BlockId("b"))
+        asked = PlanRequest(name, HeadId("h"), 32, blocks, (160, 128), 32, conversation="talk")
+        fleet.index.plan([asked], 1.0, only=OLD.replica)
+        fleet.warming.asked([asked])
+        fleet.index.hear(Settled(name, 0, ok=True), 2.0)
+        mine.sent(request("turn0"))
+        talks = fleet.warming.leaving({OLD.replica})
+        fleet.index.set_replicas([NEW])
+        fleet.warming.left(talks)
+        assert await mine.once() == 1
+        (sent,) = fleet.sent
+        assert (sent.request_id, sent.prompt, sent.cache_salt) == (name, PROMPT, "acme")
+        assert fleet.engine.held() == {name: len(PROMPT)}
+        fleet.index.check()
+
+    asyncio.run(run())
+
+
 def test_what_another_router_sent_is_left_to_it() -> None:
     async def run() -> None:
         fleet = Fleet()

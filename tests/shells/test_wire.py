@@ -38,12 +38,12 @@ MESSAGES: list[tuple[Any, Any, Any]] = [
     (
         PlanRequest(Q, HeadId("h"), 7, (A, B), (10, 20), 3),
         PlanRequest,
-        ["q1", "h", 7, ["a", "b"], [10, 20], 3, True, None, None, []],
+        ["q1", "h", 7, ["a", "b"], [10, 20], 3, True, None, None, [], None],
     ),
     (
         Step(Q, (B, A), R, "h/0", (0, 1), 16, "holder"),
         Step,
-        ["q1", ["b", "a"], "r1", "h/0", [0, 1], 16, "holder", 0.0],
+        ["q1", ["b", "a"], "r1", "h/0", [0, 1], 16, "holder", 0.0, 0.0],
     ),
     (ReplicaInfo(R, 16, 4096), ReplicaInfo, ["r1", 16, 4096]),
     (
@@ -70,6 +70,10 @@ MESSAGES: list[tuple[Any, Any, Any]] = [
             "prompt": [1, 2, 3],
             "sampling": {"max_tokens": 5},
             "cache_salt": None,
+            "traceparent": None,
+            "estimated_ttft_s": 0.0,
+            "estimated_prefill_s": 0.0,
+            "ahead": False,
         },
     ),
     (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import cache
 from typing import Any
 
 import ray
@@ -41,7 +42,7 @@ def obtain(cls: type, name: str, *args: Any) -> Any:
     """
     head = {_HEAD: 0.001} if _HEAD in ray.cluster_resources() else {}
     return (
-        ray.remote(cls)
+        _remote(cls)
         .options(
             name=name,
             namespace=NAMESPACE,
@@ -55,6 +56,12 @@ def obtain(cls: type, name: str, *args: Any) -> Any:
         )
         .remote(*args)
     )
+
+
+@cache
+def _remote(cls: type) -> Any:
+    """Made once: Ray keeps every class that it makes of `cls`, 13 KB of a small one, for ever."""
+    return ray.remote(cls)
 
 
 def names_with(prefix: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import logging
 import os
@@ -90,6 +91,8 @@ class IndexActor:
         ]
         for task in self._tasks:
             task.add_done_callback(_begin_anew)
+        gc.collect()
+        gc.freeze()  # else each full pass goes over what imports made: 95 ms without a plan
 
     async def plan(self, payload: bytes, deadline_s: float) -> bytes:
         """Wire-encoded list[PlanRequest] -> list[Step]; nothing when nobody waits any more.

@@ -168,9 +168,10 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-# Strict: what is no number in JSON is none here, either; the published schema says the same.
-Integer = Annotated[int, Field(strict=True), BeforeValidator(_whole)]
-Tokens = Annotated[Integer, Field(ge=1)]
+# Strict: what is no number in JSON is none here, either; the published schema says the same. It
+# holds the limits that stand before a validator, not those behind it.
+_WHOLE = BeforeValidator(_whole)
+Tokens = Annotated[int, Field(strict=True, ge=1), _WHOLE]
 
 
 def _default(value: float) -> BeforeValidator:
@@ -190,8 +191,8 @@ class Generation(_Body):
     max_tokens: Tokens | None = None
     temperature: Annotated[float, Field(ge=0, le=2, strict=True), _default(1.0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1, strict=True), _default(1.0)] = 1.0
-    top_k: Annotated[Integer, Field(ge=0), _default(0)] = 0
-    seed: Annotated[Integer, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    top_k: Annotated[int, Field(strict=True, ge=0, lt=1 << 31), _WHOLE, _default(0)] = 0
+    seed: Annotated[int, Field(strict=True, ge=-(1 << 63), lt=1 << 63), _WHOLE] | None = None
     stop: Annotated[tuple[Stop, ...], Field(max_length=4), BeforeValidator(_stops)] = ()
     presence_penalty: Annotated[float, Field(ge=-2, le=2, strict=True), _default(0.0)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2, strict=True), _default(0.0)] = 0.0

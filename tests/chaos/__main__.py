@@ -17,7 +17,6 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -25,7 +24,7 @@ from rich.table import Table
 
 from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.fleet import KEY, Fleet, fleet
-from tests.chaos.hosts import hosts
+from tests.chaos.hosts import Hosts, hosts
 from tests.chaos.load import Load
 from tests.chaos.suffering import Outcome, suffer
 from tests.chaos.table import HEADER, rows, write
@@ -34,7 +33,7 @@ PATIENCE_S = 90.0
 REST_S = 3.0
 
 
-def main() -> NoReturn:
+def main() -> None:
     """Run once."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--only", default="", help="faults whose name contains this")
@@ -44,7 +43,7 @@ def main() -> NoReturn:
     args = parser.parse_args()
     chosen = [fault for fault in FAULTS if args.only in fault.name]
     began = time.monotonic()
-    with _fleet() as running:
+    with _fleet() as (running, cluster):
         try:
             outcomes = asyncio.run(_all(running, chosen, args.clients, args.seed))
         except BaseException:
@@ -60,12 +59,13 @@ def main() -> NoReturn:
         _show(outcomes, said)
         if args.docs:
             write(args.docs, outcomes, said)
-    sys.stdout.flush()
-    os._exit(0 if all(outcome.held for outcome in outcomes) else 1)
+        sys.stdout.flush()
+        cluster.remove()
+        os._exit(0 if all(outcome.held for outcome in outcomes) else 1)
 
 
 @contextlib.contextmanager
-def _fleet() -> Iterator[Fleet]:
+def _fleet() -> Iterator[tuple[Fleet, Hosts]]:
     with hosts() as cluster, socket.socket() as free:
         from ray import serve
 
@@ -76,7 +76,7 @@ def _fleet() -> Iterator[Fleet]:
         base = f"http://127.0.0.1:{http['port']}"
         folder = cluster.folder / "redis"
         with fleet(base, folder, cluster) as running:
-            yield running
+            yield running, cluster
 
 
 async def _all(running: Fleet, faults: Sequence[Fault], clients: int, seed: int) -> list[Outcome]:

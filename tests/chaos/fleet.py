@@ -84,13 +84,17 @@ class Fleet:
         return redis.Redis.from_url(self.server.url, socket_timeout=5)
 
     def processes(self, kind: str) -> list[psutil.Process]:
-        """Living processes of one kind under this test's own Ray."""
+        """Running processes of one kind under this test's own Ray.
+
+        One that an earlier fault has stopped for good may outlive its replacement: it is no victim.
+        """
         found = []
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 words = process.cmdline()
                 named = bool(words) and words[0].startswith(PROCESSES[kind])
-                if named and process.status() != psutil.STATUS_ZOMBIE:
+                gone = (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED)
+                if named and process.status() not in gone:
                     found.append(process)
         return sorted(found, key=lambda process: process.pid)
 

@@ -64,14 +64,21 @@ class Hosts:
         """Start it again, on the same port, from what Redis kept."""
         self._cluster.head_node.start_gcs_server()
 
+    def remove(self) -> None:
+        """Nothing of all this is left afterwards.
+
+        The process must end then, and not shut Serve or Ray down before: that waits a minute for a
+        control service that was restarted, and then Ray ends the process, with a status of its own.
+        """
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
 
 @contextlib.contextmanager
 def hosts() -> Iterator[Hosts]:
-    """A head and two more hosts; everything of them is gone afterwards, and so is Ray's connection.
-
-    The process must end then: Ray's own way down waits a minute for a control service that was
-    restarted, and then ends the process itself, with a status of its own.
-    """
+    """A head and two more hosts; everything of them is removed afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="cp-"))  # short: it becomes part of socket paths
     for name, size in (("clocks", CLOCKS_BYTES), ("hung", CLOCKS_BYTES // 8)):
         with (folder / name).open("wb") as file:
@@ -96,15 +103,12 @@ def hosts() -> Iterator[Hosts]:
     cluster = Cluster(
         initialize_head=True, head_node_args=head | {"redis_password": address.password}
     )
+    running = Hosts(cluster, folder)
     try:
-        running = Hosts(cluster, folder)
         running.add()
         running.add()
         ray.init(address=cluster.address, log_to_driver=False)
         cluster.wait_for_nodes()
         yield running
     finally:
-        for process in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        shutil.rmtree(folder, ignore_errors=True)
+        running.remove()

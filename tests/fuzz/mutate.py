@@ -19,7 +19,7 @@ NAMES = (
     "temperature", "top_p", "stop", "seed", "n", "tools", "tool_choice", "stream_options",
     "response_format", "cache_salt", "requests", "role", "content", "text", "id", "title",
     "public", "user", "logit_bias", "tool_calls", "name", "presence_penalty",
-    "max_completion_tokens",
+    "max_completion_tokens", "top_k", "frequency_penalty", "ignore_eos", "lift_documents",
 )  # fmt: skip
 
 

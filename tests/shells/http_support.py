@@ -20,6 +20,7 @@ from cp_ray.router.endpoints import build_api
 from cp_ray.router.ports import RecordStore
 from cp_ray.router.service import Service
 from cp_ray.router.tokenizer import PromptTokenizer, WordTokenizer
+from cp_ray.store import wire
 from cp_ray.workers.engine import Chunk, Delivery, EngineInfo, EngineRequest
 from cp_ray.workers.replica import deliveries
 
@@ -64,7 +65,7 @@ class TapeEngine:
 
 
 class LocalDispatcher:
-    """Calls engines in this process; `sent` is what they got."""
+    """Calls engines in this process, with what the wire makes of it; `sent` is what they got."""
 
     def __init__(self, engines: dict[ReplicaId, Any]) -> None:
         self.engines = engines
@@ -73,6 +74,7 @@ class LocalDispatcher:
         self.divert: ReplicaId | None = None
 
     async def stream(self, step: Step | None, request: EngineRequest) -> AsyncIterator[Delivery]:
+        request = wire.decode(wire.encode(request), EngineRequest)
         self.sent.append(request)
         self.steps.append(step)
         planned = step.replica if step is not None else None

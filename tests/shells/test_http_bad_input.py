@@ -95,6 +95,7 @@ def part(kind: str) -> list[dict[str, Any]]:
         ({"stop": list("abcde")}, 400, "stop", "at most 4"),
         ({"stream": "yes"}, 400, "stream", "boolean"),
         ({"seed": 1 << 70}, 400, "seed", "less"),
+        ({"top_k": 1 << 70}, 400, "top_k", "less"),
     ],
     ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else "",
 )

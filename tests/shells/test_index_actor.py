@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -214,6 +215,14 @@ def test_an_index_that_has_lost_one_of_its_tasks_begins_anew(engine: Any) -> Non
 
         await until(another, 30)
         await until(lambda: two_live(client))
+
+    run(test)
+
+
+def test_the_collector_does_not_go_over_what_imports_made(engine: Any) -> None:
+    async def test(client: IndexClient) -> None:
+        frozen = await client.actor.__ray_call__.remote(lambda _: gc.get_freeze_count())
+        assert frozen > 50_000, "each full pass would take a tenth of a second"
 
     run(test)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import pytest
@@ -46,3 +47,21 @@ def test_a_replica_with_a_placement_group_can_be_the_first_to_need_it_and_go(
         assert ray.get(shared.answer.remote(), timeout=60) == "here"
     finally:
         ray.kill(ray.get_actor("shared", NAMESPACE))
+
+
+def test_finding_it_again_and_again_leaves_nothing_behind(ray_instance: None) -> None:
+    """A client looks for it after every fault, every two seconds while it is down."""
+
+    def objects() -> int:
+        gc.collect()
+        return len(gc.get_objects())
+
+    try:
+        for _ in range(2):  # the first one makes it
+            ray.get(obtain(Shared, "found often").answer.remote(), timeout=60)
+        before = objects()
+        for _ in range(50):
+            obtain(Shared, "found often")
+        assert objects() - before < 50
+    finally:
+        ray.kill(ray.get_actor("found often", NAMESPACE))

@@ -106,6 +106,7 @@ class FairQueue:
         longest = max(self._lines.values(), key=lambda line: (len(line.waiting), line is newest))
         ticket, _ = longest.waiting.pop()
         self.waiting -= 1
+        self._forget()
         return ticket
 
     def _forget(self) -> None:

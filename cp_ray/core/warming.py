@@ -76,7 +76,7 @@ class Warming:
             if record is None or record.replica not in replicas:
                 continue
             node = self._index.memory.trees[record.head].node_of[request]
-            if record.state is State.RESIDENT and node.depth == len(record.ends):
+            if record.state is State.RESIDENT and node.depth == record.blocks:
                 tokens = record.block_tokens(node.depth)
                 tail = record.tokens_left - record.head_tokens - sum(tokens)
                 place = (record.head, record.head_tokens, node.context, tokens)

@@ -276,8 +276,9 @@ def _limits(config: AppConfig) -> Limits:
 def _size(request: Request) -> int:
     """Characters that may have to be tokenized."""
     documents = sum(len(document.text) for document in request.documents)
-    messages = request.messages if isinstance(request, ChatRequest) else ()
-    return documents + sum(len(message.content) for message in messages)
+    if isinstance(request, ChatRequest):
+        return documents + sum(len(message.content) for message in request.messages)
+    return documents + len(request.prompt)
 
 
 def _text_field(request: Request) -> Literal["messages", "prompt"]:

@@ -28,6 +28,8 @@ MAX_AWAITED = 8_192
 """Blocks of ended requests that are not heard of yet."""
 _UNKNOWN = 0
 _NEVER = -1
+_Running = tuple[set[int], set[int]]
+"""Keys of the prompts of running requests, and of their last blocks."""
 
 
 class _Sent(msgspec.Struct, frozen=True):
@@ -136,21 +138,27 @@ class EvictionOrder:
 
     def _older(self, after: int) -> bool:
         """Whether a block is believed that no request used after this end, or runs on now."""
+        running: _Running | None = None
         while self._uses:
             number = next(iter(self._uses))
             if number > after:
                 return False
-            if self._uses[number].blocks and self._let_go(number):
-                return True
+            if self._uses[number].blocks:
+                running = running or self._running()  # many keys: once for all the ends
+                if self._let_go(number, running):
+                    return True
             del self._uses[number]
         return False
 
-    def _let_go(self, number: int) -> bool:
-        """Whether a block of this end is in no running request; those that are become unknown."""
-        slots = np.flatnonzero(np.frombuffer(self._last, np.int64) == number).tolist()
+    def _running(self) -> _Running:
         prompts = {key for sent in self._sent.values() for key in sent.keys}
         tips = {sent.keys[-1] if sent.keys else TOP for sent in self._sent.values()}
-        free = [slot for slot in slots if not self._is_running(slot, prompts, tips)]
+        return prompts, tips
+
+    def _let_go(self, number: int, running: _Running) -> bool:
+        """Whether a block of this end is in no running request; those that are become unknown."""
+        slots = np.flatnonzero(np.frombuffer(self._last, np.int64) == number).tolist()
+        free = [slot for slot in slots if not self._is_running(slot, *running)]
         if not free:
             for slot in slots:
                 self._last[slot] = _UNKNOWN

@@ -123,6 +123,14 @@ def test_a_flood_cannot_push_out_those_who_ask_little() -> None:
     assert queue.leave() == Ticket(99)
 
 
+def test_one_that_is_refused_at_once_leaves_no_line_behind() -> None:
+    queue = FairQueue(1, 1)
+    queue.enter(Ticket(0), "a", 1)
+    queue.enter(Ticket(1), "a", 1)
+    assert queue.enter(Ticket(2), "b", 1).refused == Ticket(2)
+    queue.check()
+
+
 @pytest.mark.parametrize("places", [1, 3])
 def test_an_empty_queue_remembers_nobody(places: int) -> None:
     queue = FairQueue(places, 5)

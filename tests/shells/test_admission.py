@@ -9,6 +9,8 @@ import pytest
 
 from cp_ray.errors import Overloaded
 from cp_ray.router.admission import Admission
+from cp_ray.router.api import ChatRequest, CompletionRequest
+from cp_ray.router.service import _size
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -92,3 +94,12 @@ def test_a_full_queue_refuses_the_flood_and_lets_others_wait() -> None:
     asyncio.run(main())
     assert answers["small"] == [True, True]
     assert answers["flood"].count(True) == 4, "five got in, one of them had to go"
+
+
+def test_a_prompt_of_either_route_costs_its_characters() -> None:
+    text = "x" * 5000
+    chat = ChatRequest.model_validate(
+        {"model": "m", "messages": [{"role": "user", "content": text}]}
+    )
+    assert _size(chat) == 5000
+    assert _size(CompletionRequest.model_validate({"model": "m", "prompt": text})) == 5000

@@ -14,7 +14,7 @@ from cp_ray.core.types import ReplicaMessage
 from cp_ray.store import wire
 from cp_ray.workers import kv_events, reporter
 from cp_ray.workers.cache_events import Removed, Stored
-from tests.contract import real_engine
+from tests.contract import real_engine, suite
 from tests.contract.faults import Serving, serving
 from tests.contract.lossy import Loser, loses, replays
 
@@ -228,6 +228,9 @@ def test_an_engine_restarted_inside_a_living_replica(faulty, subject):
         assert engine._events._next > 20
         await asyncio.to_thread(stop, engine._llm)
         await asyncio.to_thread(engine._load)
+        # Loading starves this process, and with it reporter and index: that is not the fault here.
+        read = it.reader.counters()["reports_read"]
+        await suite.until(lambda: it.reader.counters()["reports_read"] > read, "reports again")
         began = it.requests
         detected = await it.until_counted("reports_new_epoch")
         assert engine._events._next < 20

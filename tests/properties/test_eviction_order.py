@@ -177,8 +177,8 @@ def test_without_a_loss_nothing_is_doubted_however_late_it_is_heard(seed: int) -
     assert drive.heard > 300
 
 
-class Prompt:
-    """Requests whose events and ends are heard at once; one that is lost, `lose` says."""
+class AtOnce:
+    """Events and ends are heard at once, but for events that `hear` is told to lose."""
 
     def __init__(self) -> None:
         self.engine = Engine()
@@ -217,7 +217,7 @@ class Prompt:
 
 
 def test_a_removal_lost_is_proven_by_the_first_of_a_request_sent_after_its_last_one_ended() -> None:
-    it = Prompt()
+    it = AtOnce()
     for count, prompt in enumerate(((0, 1, 2), (3, 3, 3), (4, 4, 4))):
         it.start(f"q{count}", prompt)
         it.end(f"q{count}")
@@ -231,7 +231,7 @@ def test_a_removal_lost_is_proven_by_the_first_of_a_request_sent_after_its_last_
 
 
 def test_a_block_that_an_answer_computed_again_is_no_ghost() -> None:
-    it = Prompt()
+    it = AtOnce()
     it.start("first", (0, 1, 2))
     it.end("first")
     it.start("long", (0, 1))
@@ -246,13 +246,19 @@ def test_a_block_that_an_answer_computed_again_is_no_ghost() -> None:
     assert it.residency.doubts == 0
 
 
-def test_a_block_of_an_answer_that_another_prompt_found_is_no_ghost_while_the_answer_runs() -> None:
-    it = Prompt()
+def _answer_found_by_another() -> AtOnce:
+    """`long` runs on, and another prompt has found the block of its answer and ended."""
+    it = AtOnce()
     it.start("long", (0, 1))
     it.engine.grow("long", (0, 1, 2))
     it.hear()
     it.start("same", (0, 1, 2, 3))
     it.end("same")
+    return it
+
+
+def test_a_block_of_an_answer_that_another_prompt_found_is_no_ghost_while_the_answer_runs() -> None:
+    it = _answer_found_by_another()
     for name, prompt in (("second", (4, 4, 4)), ("third", (5, 5, 5)), ("fourth", (6, 6, 6))):
         it.start(name, prompt)
         it.end(name)
@@ -261,12 +267,7 @@ def test_a_block_of_an_answer_that_another_prompt_found_is_no_ghost_while_the_an
 
 
 def test_a_block_of_an_answer_is_used_until_the_answer_ends() -> None:
-    it = Prompt()
-    it.start("long", (0, 1))
-    it.engine.grow("long", (0, 1, 2))
-    it.hear()
-    it.start("same", (0, 1, 2, 3))
-    it.end("same")
+    it = _answer_found_by_another()
     it.start("second", (4, 4, 4))
     it.end("second")
     it.end("long", (2, 2, 9))
@@ -281,7 +282,7 @@ def test_a_block_of_an_answer_is_used_until_the_answer_ends() -> None:
 
 
 def test_a_removal_heard_after_the_block_was_computed_again_proves_nothing() -> None:
-    it = Prompt()
+    it = AtOnce()
     for name, prompt in (("first", (0, 0, 0)), ("second", (1, 1, 1)), ("third", (2, 2, 2))):
         it.start(name, prompt)
         it.end(name)

@@ -22,12 +22,18 @@ SURE_SHARE = 0.25
 """Where more than this share an hour cannot be excluded, nothing is said."""
 
 
+CONTROL = "bare"
+"""Kind of the control's processes (soak_control.py), and its application's name."""
+CONTROLLED = ("engine",)
+"""Kinds that are judged by what they grow by beyond the control."""
+
+
 class Growth(msgspec.Struct, frozen=True):
     """One kind of process over the whole measurement.
 
     mb: at its end, all processes of the kind. mb_per_minute: slope of the minutes' means,
     plus_minus half of its 95% interval. files: open at the end less those at the beginning.
-    requests_per_minute: meanwhile.
+    requests_per_minute: meanwhile. than: the control whose growth is taken off; "" = none.
     """
 
     mb: float
@@ -35,6 +41,7 @@ class Growth(msgspec.Struct, frozen=True):
     plus_minus: float
     files: int
     requests_per_minute: float
+    than: str = ""
 
     @property
     def least_bytes(self) -> float:
@@ -60,6 +67,7 @@ def sizes(app: str) -> dict[str, tuple[float, int]]:
         "proxy": "ray::ProxyActor",
         "index": "ray::IndexActor",
         "redis": "valkey-server",
+        CONTROL: f"ray::ServeReplica:{CONTROL}:Engine",
     }
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -73,10 +81,19 @@ def sizes(app: str) -> dict[str, tuple[float, int]]:
 
 
 def growth(samples: Sequence[Sample], requests_per_minute: float) -> dict[str, Growth]:
-    """Slopes over all samples; of kinds seen in at least three whole minutes."""
+    """Slopes over all samples; of kinds seen in at least three whole minutes.
+
+    Where there is a control its size is taken off that of the kinds it is for, sample by sample.
+    """
     grown = {}
-    for kind in dict.fromkeys(kind for _, found in samples for kind in found):
-        points = [(at, *found[kind]) for at, found in samples if kind in found]
+    kinds = dict.fromkeys(kind for _, found in samples for kind in found)
+    for kind in kinds:
+        than = CONTROL if kind in CONTROLLED and CONTROL in kinds else ""
+        points = [
+            (at, found[kind][0] - (found[than][0] if than else 0.0), found[kind][1])
+            for at, found in samples
+            if kind in found and (not than or than in found)
+        ]
         minutes: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for at, mb, _ in points:
             minutes[int((at - points[0][0]) // SPAN_S)].append((at / 60, mb))
@@ -89,7 +106,8 @@ def growth(samples: Sequence[Sample], requests_per_minute: float) -> dict[str, G
             continue
         slope, half = _slope(means)
         files = points[-1][2] - points[0][2]
-        grown[kind] = Growth(points[-1][1], slope, half, files, requests_per_minute)
+        mb = next(found[kind][0] for _, found in reversed(samples) if kind in found)
+        grown[kind] = Growth(mb, slope, half, files, requests_per_minute, than)
     return grown
 
 

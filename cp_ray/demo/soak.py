@@ -3,8 +3,9 @@
 Simulated engines on a Ray of its own. What is bounded by settings is given small bounds (SETTINGS),
 and a closed loop fills it before the measurement begins: what grows then is no filling up. The loop
 also finds what the machine can do; then requests come at `load` of that, at random times. Sampled
-all the while: memory and open files of every process, by kind. At the end the load drains, and
-nothing may be left: no reservation, and no keys but the fixed ones.
+all the while: memory and open files of every process, by kind; engines beside bare replicas of
+Serve that are asked as often (soak_control.py). At the end the load drains, and nothing may be
+left: no reservation, and no keys but the fixed ones.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import httpx
 import msgspec
 
 from cp_ray.config import AppConfig
-from cp_ray.demo.growth import Growth, Sample, growth, sizes
+from cp_ray.demo.growth import CONTROL, Growth, Sample, growth, sizes
 from cp_ray.demo.soak_load import Clients
 from cp_ray.demo.soak_state import Fills, fills, index_state, redis_keys
 from cp_ray.store.connection import MAX_CONNECTIONS
@@ -46,7 +47,7 @@ MOST_LATE = 0.01
 """Share of requests that may find no room, or the load was no longer the one that was asked for."""
 MOST_FILES = MAX_CONNECTIONS + 8
 """Open files more: a burst fills the pool of connections to Redis, which stays."""
-RAYS_OWN = ("proxy",)
+RAYS_OWN = ("proxy", CONTROL)
 """Shown, and no fault of this application's."""
 FIXED_KEYS = 8
 """Streams, journal, snapshot and counter; whatever the traffic, there are no more after it."""
@@ -130,6 +131,7 @@ def _application(options: SoakOptions) -> Iterator[str]:
     import ray
     from ray import serve
 
+    from cp_ray.demo.soak_control import start_control
     from cp_ray.deployment import app
 
     config = AppConfig(
@@ -154,6 +156,7 @@ def _application(options: SoakOptions) -> Iterator[str]:
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         serve.run(app(config), name=NAME)
+        start_control(options.replicas)
         yield f"http://127.0.0.1:{port}"
     finally:
         serve.shutdown()
@@ -162,8 +165,10 @@ def _application(options: SoakOptions) -> Iterator[str]:
 
 
 async def _soak(base: str, options: SoakOptions) -> Soak:
+    from cp_ray.demo.soak_control import control
+
     async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=None)) as http:
-        clients = Clients(base, http, options.seed)
+        clients = Clients(base, http, options.seed, control())
         warm_s, full = await _warm(clients, options.clients, options.warm_s)
         # Now, when all is full: an empty application is faster.
         limit = await clients.closed(options.clients, SATURATE_S)
@@ -241,7 +246,8 @@ def show(soak: Soak, *, as_json: bool) -> int:
         for kind, grown in soak.growth.items():
             console.print(
                 f"{kind:8} {grown.mb:7.0f} MB, {grown.mb_per_minute:+.2f} "
-                f"({grown.plus_minus:.2f}) MB a minute, {grown.files:+d} files, "
+                f"({grown.plus_minus:.2f}) MB a minute"
+                f"{f' more than {grown.than}' if grown.than else ''}, {grown.files:+d} files, "
                 f"at least {max(0.0, grown.least_bytes):.0f} bytes a request: {grown.verdict}",
                 highlight=False,
             )

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -27,9 +28,13 @@ class Talk(msgspec.Struct):
 class Clients:
     """Sends requests, and keeps what became of them."""
 
-    def __init__(self, base: str, http: httpx.AsyncClient, seed: int) -> None:
+    def __init__(
+        self, base: str, http: httpx.AsyncClient, seed: int, beside: Callable[[], Awaitable[None]]
+    ) -> None:
+        """beside: called once with every request, to its end."""
         self._url = f"{base}/v1/chat/completions"
         self._http = http
+        self._beside = beside
         self._rng = random.Random(seed)
         self._number = 0
         self._talks: list[Talk] = []
@@ -48,6 +53,7 @@ class Clients:
         self._number += 1
         talk = self._next_talk() if self._rng.random() < CONVERSATION_SHARE else None
         body = self._body(talk)
+        beside = asyncio.ensure_future(self._beside())
         began, first, text = time.perf_counter(), None, ""
         try:
             async with self._http.stream("POST", self._url, json=body) as response:
@@ -63,6 +69,7 @@ class Clients:
         finally:
             self.open -= 1
             self.ttft_s.append(time.perf_counter() - began if first is None else first)
+        await beside
         if talk is not None and len(talk.messages) < 2 * TURNS:
             talk.messages.append({"role": "assistant", "content": text})
             self._talks.append(talk)

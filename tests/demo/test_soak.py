@@ -91,3 +91,27 @@ def test_a_load_that_the_machine_could_not_keep_up_is_a_fault_of_its_own() -> No
     (fault,) = soak(samples(3.0, noise=1.0), late=11).faults
     assert fault.startswith("11 requests were not sent")
     assert "grows by" in soak(samples(3.0, noise=1.0), late=10).faults[0]
+
+
+def test_what_bare_replicas_of_serve_grow_by_is_taken_off_the_engines_growth() -> None:
+    def both(engine: float, bare: float) -> list[Sample]:
+        wave = [random.Random(n).gauss(0, 0.1) for n in range(120)]
+        return [
+            (
+                5.0 * n,
+                {
+                    "engine": (300 + wave[n] + engine * n / 12, 40),
+                    "bare": (200 + wave[n] + bare * n / 12, 30),
+                },
+            )
+            for n in range(120)
+        ]
+
+    same = soak(both(0.3, 0.3))
+    assert same.growth["engine"].than == "bare"
+    assert same.growth["engine"].mb > 300, "its own size"
+    assert abs(same.growth["engine"].mb_per_minute) < 0.01
+    assert same.faults == [], "Ray's own growth is shown, and no fault of this application"
+    assert "engine grows by 0.30" in soak(both(0.6, 0.3)).faults[0]
+    without = [(at, {"engine": found["engine"]}) for at, found in both(0.3, 0.3)]
+    assert "engine grows by 0.30" in soak(without).faults[0], "no control, nothing taken off"

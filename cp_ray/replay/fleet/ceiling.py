@@ -2,10 +2,11 @@
 
 A run of Q chains, N at a time, on R replicas, takes T seconds. Two things bound T from below.
 
-Work. Each replica's steps fill at most T. With S steps in all, D tokens of answers behind first
-tokens (each costs decode_s in its step), and P seconds of prefill that no cache saves,
+Work. Each replica's steps fill at most T. With S steps of at least f = fixed_s in all, D tokens of
+answers behind first tokens, each d = decode_s of its step, and P seconds of prefill that no cache
+saves,
 
-    R T >= S f + D d + P.                                                       (f: fixed_s, d: decode_s)
+    R T >= S f + D d + P.
 
 Patience. A chain is with one replica at a time, so all stays together are at most N T; and whoever
 is in a step stays for all of it. With a_s answers in step s, the sum of a_s being D, and a step of
@@ -52,18 +53,11 @@ def chains_ceiling(workload: Workload, hardware: Hardware, clients: int) -> floa
     work = answers * cost.decode_s + prefill
     stay = (answers + len(jobs)) * cost.fixed_s + prefill
     crowd = cost.decode_s * answers * answers
-    steps = _steps(hardware.replicas, clients, cost.fixed_s, work, stay, crowd)
+    # (S f + work) / R = (stay + crowd / S) / N; S = 0 where work alone decides.
+    a, b = clients * cost.fixed_s, clients * work - hardware.replicas * stay
+    root = math.sqrt(b * b + 4 * a * hardware.replicas * crowd)
+    steps = (root - b) / (2 * a)
     return chains * hardware.replicas / (steps * cost.fixed_s + work)
-
-
-def _steps(
-    replicas: int, clients: int, fixed_s: float, work: float, stay: float, crowd: float
-) -> float:
-    """S > 0 with (S f + work) / R = (stay + crowd / S) / N; 0 where work alone decides."""
-    a, b, c = clients * fixed_s, clients * work - replicas * stay, replicas * crowd
-    root = math.sqrt(b * b + 4 * a * c)
-    # The same root twice: whichever does not take two near numbers from each other.
-    return 2 * c / (b + root) if b > 0 else (root - b) / (2 * a)
 
 
 def _least_prefill_s(workload: Workload, cost: StepCost) -> float:

@@ -1,13 +1,16 @@
 """TTFT of real conversations on real vLLM: plain, and with de-duplication.
 
-    python -m benchmarks.conversation_ttft [--conversations N] [--k K] [--out FILE]
+    python -m benchmarks.conversation_ttft [--conversations N] [--k K] [--seconds S] [--out FILE]
 
 samples/mtrag_20conv, turn by turn, one request at a time, one replica, SmolLM2 on the CPU. Each
 turn is asked twice, in an order that alternates: `plain` (header x-cp-ray-reuse: plain) and
-`full`. Both carry the whole history with the documents of all turns, as each sent them; they
-differ in the system prompt by one letter, so that neither finds the other's cache. The history has
-the gold answers. Turns that would not fit into the model's context are left out, for both.
-Every finished turn is a line of FILE; a second run goes on behind them.
+`full`. Both carry the whole history with the documents of all turns, as each sent them, and vLLM
+caches prefixes in both; they differ in the system prompt by one letter, so that neither finds the
+other's cache. The history has the gold answers. A conversation ends for both where its plain
+prompt no longer fits the model's context.
+
+Every finished turn is a line of FILE. No conversation begins after S seconds; a second run goes
+on with those that are missing. OMP_NUM_THREADS is the engine's number of threads (default 1).
 """
 
 from __future__ import annotations
@@ -15,17 +18,17 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import math
+import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import httpx
-from scipy.stats import t as student
 
 from benchmarks.data import folder
+from benchmarks.paired import ratio_interval
 from cp_ray.config import AppConfig
 from cp_ray.demo.arms import running
 from cp_ray.workers.models import resolve_model
@@ -33,10 +36,16 @@ from cp_ray.workers.models import resolve_model
 ARMS = {"plain": "A", "full": "B"}
 CONTEXT = 8192
 SYSTEM = "You are assistant {}. Answer the question from the documents. Be brief."
+PAPER = (
+    "paper (Table 3a, MT-RAG, Qwen3-4B, Llama3.1-8B, Qwen3-30B, one H100): TTFT 3.09 to 3.45 times "
+    "lower than LMCache, up to 2.00 than RadixCache, up to 1.55 than CacheBlend"
+)
+Turn = tuple[str, int, str, list[dict[str, str]], str]
+Row = dict[str, Any]
 
 
-def turns(most: int, k: int) -> Iterator[tuple[str, int, str, list[dict[str, str]], str]]:
-    """(conversation, turn, question, documents, gold answer)."""
+def turns(most: int, k: int) -> Iterator[Turn]:
+    """(conversation, turn, question, documents, gold answer); a conversation's come together."""
     data = folder() / "samples/mtrag_20conv"
     with gzip.open(data / "blocks.jsonl.gz", "rt") as lines:
         texts = {block["block_id"]: block["text"] for block in map(json.loads, lines)}
@@ -51,26 +60,131 @@ def turns(most: int, k: int) -> Iterator[tuple[str, int, str, list[dict[str, str
             yield line["session"], line["turn"], line["question"], documents, answer
 
 
-def ask(client: httpx.Client, url: str, body: dict[str, Any], arm: str) -> dict[str, float] | None:
-    """TTFT and tokens of one request; None when it does not fit."""
-    headers = {"x-cp-ray-reuse": arm, "x-cp-ray-explain": "1"}
-    started = time.perf_counter()
-    first = 0.0
-    usage: dict[str, Any] = {}
-    address = f"{url}/v1/chat/completions"
-    with client.stream("POST", address, json=body, headers=headers) as answer:
+class Asker:
+    """Asks the application. url: its base."""
+
+    def __init__(self, url: str, client: httpx.Client) -> None:
+        self._url = url
+        self._client = client
+
+    def fits(self, body: Row) -> bool:
+        """Whether the plain prompt fits the model; the engine is not asked."""
+        answer = self._client.post(
+            f"{self._url}/v1/context/plan", json=body, headers={"x-cp-ray-reuse": "plain"}
+        )
         if answer.status_code == 400:
-            assert b"context_length_exceeded" in answer.read()
-            return None
+            assert "context_length_exceeded" in answer.text, answer.text
+            return False
         answer.raise_for_status()
-        for line in answer.iter_lines():
-            if not first and '"content":' in line and '"content":""' not in line:
-                first = time.perf_counter() - started
-            if line.startswith("data: {"):
-                usage = json.loads(line[6:]).get("usage") or usage
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
-    took = first or time.perf_counter() - started
-    return {"ttft_s": took, "prompt": usage["prompt_tokens"], "cached": cached}
+        return True
+
+    def ask(self, body: Row, arm: str) -> dict[str, float]:
+        """Seconds to the first token, tokens of the prompt and those found in the cache."""
+        streamed = body | {"stream": True, "stream_options": {"include_usage": True}}
+        address, headers = f"{self._url}/v1/chat/completions", {"x-cp-ray-reuse": arm}
+        first = 0.0
+        usage: Row = {}
+        started = time.perf_counter()
+        with self._client.stream("POST", address, json=streamed, headers=headers) as answer:
+            answer.raise_for_status()
+            for line in answer.iter_lines():
+                if not first and '"content":' in line and '"content":""' not in line:
+                    first = time.perf_counter() - started
+                if line.startswith("data: {"):
+                    usage = json.loads(line[6:]).get("usage") or usage
+        # Where the one token is the end of the answer, no content comes.
+        took = first or time.perf_counter() - started
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return {"ttft_s": took, "prompt": usage["prompt_tokens"], "cached": cached}
+
+
+def play(asker: Asker, wanted: Sequence[Turn], seconds: float, file: TextIO) -> list[Row]:
+    """Ask all turns; none of a conversation that would begin after so many seconds."""
+    history: dict[str, list[dict[str, str]]] = {}
+    rows: list[Row] = []
+    ended: set[str] = set()
+    started = time.monotonic()
+    for place, (name, turn, question, documents, gold) in enumerate(wanted):
+        if not turn:
+            if time.monotonic() - started > seconds:
+                break
+            history = {
+                arm: [{"role": "system", "content": SYSTEM.format(letter)}]
+                for arm, letter in ARMS.items()
+            }
+        bodies = {
+            arm: {
+                "model": "smollm2",
+                "messages": [*history[arm], {"role": "user", "content": question}],
+                "documents": documents,
+                "conversation": f"{name}/{arm}",
+                "max_tokens": 1,
+                "temperature": 0,
+            }
+            for arm in ARMS
+        }
+        row: Row = {"conversation": name, "turn": turn}
+        if name not in ended and asker.fits(bodies["plain"]):
+            for arm in ("plain", "full") if place % 2 else ("full", "plain"):
+                row[arm] = asker.ask(bodies[arm], arm)
+                answer = {"role": "assistant", "content": gold}
+                history[arm] = [*bodies[arm]["messages"], answer]
+        else:
+            ended.add(name)
+        rows.append(row)
+        file.write(json.dumps(row) + "\n")
+        file.flush()
+    return rows
+
+
+def report(rows: Sequence[Row]) -> str:
+    """What was found, by turn, and the ratio of mean TTFTs with its intervals."""
+    pairs = [row for row in rows if "full" in row]
+    names = dict.fromkeys(row["conversation"] for row in rows)
+    lines = [
+        f"{len(pairs)} turns of {len(names)} conversations; {len(rows) - len(pairs)} left out, "
+        "whose plain prompt does not fit"
+    ]
+    lines.append(
+        f"{'turn':<6} {'turns':>5} {'prompt':>13} {'found':>13} {'computed':>13} {'TTFT, s':>15} "
+        f"{'ratio':>6}   plain, full"
+    )
+    parts = [(str(n + 1), [row for row in pairs if row["turn"] == n]) for n in range(4)]
+    parts += [("5-", [row for row in pairs if row["turn"] >= 4]), ("all", pairs)]
+    lines += [_line(name, part) for name, part in parts if part]
+    if len(names) > 2:
+        whole = [[row for row in pairs if row["conversation"] == name] for name in names]
+        for unit, members in (("turns", [[row] for row in pairs]), ("conversations", whole)):
+            plain, full = ([sum(_of(m, arm, "ttft_s")) for m in members] for arm in ARMS)
+            low, ratio, high = ratio_interval(plain, full)
+            lower = ratio_interval(plain, full, 0.90)[0]
+            lines.append(
+                f"mean TTFT, plain over full: {ratio:.3f} [{low:.3f}, {high:.3f}], at least "
+                f"{lower:.3f} (one-sided 95%), over {unit}"
+            )
+    return "\n".join([*lines, PAPER])
+
+
+def _of(rows: Sequence[Row], arm: str, field: str) -> list[float]:
+    if field == "computed":
+        return [row[arm]["prompt"] - row[arm]["cached"] for row in rows]
+    return [row[arm][field] for row in rows]
+
+
+def _line(name: str, rows: Sequence[Row]) -> str:
+    means = {
+        field: [statistics.fmean(_of(rows, arm, field)) for arm in ARMS]
+        for field in ("prompt", "cached", "computed", "ttft_s")
+    }
+    tokens = [
+        f"{f'{plain:.0f}, {full:.0f}':>13}"
+        for plain, full in (means[field] for field in ("prompt", "cached", "computed"))
+    ]
+    plain, full = means["ttft_s"]
+    return (
+        f"{name:<6} {len(rows):>5} {' '.join(tokens)} {f'{plain:.3f}, {full:.3f}':>15} "
+        f"{plain / full:>6.2f}"
+    )
 
 
 def main() -> None:
@@ -78,7 +192,7 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=20)
     parser.add_argument("--k", type=int, default=5)
     parser.add_argument("--engine", choices=("vllm", "simulated"), default="vllm")
-    parser.add_argument("--seconds", type=float, default=3600, help="stop after so long")
+    parser.add_argument("--seconds", type=float, default=3600, help="no conversation begins later")
     parser.add_argument("--out", type=Path, default=Path("out/conversation_ttft.jsonl"))
     arguments = parser.parse_args()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +203,9 @@ def main() -> None:
     # A conversation that was cut in its middle would find cold caches: it begins again.
     whole = {name for name, *_ in wanted} - {n for n, t, *_ in wanted if (n, t) not in done}
     rows = [row for row in rows if row["conversation"] in whole]
-    if len(whole) < len({name for name, *_ in wanted}):
+    missing = [turn for turn in wanted if turn[0] not in whole]
+    started = time.monotonic()
+    if missing:
         if arguments.engine == "vllm":
             resolve_model("smollm2")
         config = AppConfig(engine=arguments.engine, max_model_len=CONTEXT, cache_tokens=40_000)
@@ -99,77 +215,12 @@ def main() -> None:
             arguments.out.open("w") as file,
         ):
             file.writelines(json.dumps(row) + "\n" for row in rows)
-            rows += run(client, app.url, [w for w in wanted if w[0] not in whole], file, arguments)
-    report(rows)
-
-
-def run(
-    client: httpx.Client, url: str, wanted: list[Any], file: Any, arguments: argparse.Namespace
-) -> list[dict[str, Any]]:
-    history: dict[tuple[str, str], list[dict[str, str]]] = {}
-    rows = []
-    started = time.monotonic()
-    for place, (name, turn, question, documents, gold) in enumerate(wanted):
-        if not turn and time.monotonic() - started > arguments.seconds:
-            break
-        row: dict[str, Any] = {"conversation": name, "turn": turn}
-        for arm in ("plain", "full") if place % 2 else ("full", "plain"):
-            system = {"role": "system", "content": SYSTEM.format(ARMS[arm])}
-            messages = history.setdefault((name, arm), [system])
-            messages.append({"role": "user", "content": question})
-            body = {
-                "model": "smollm2",
-                "messages": messages,
-                "documents": documents,
-                "conversation": f"{name}/{arm}",
-                "max_tokens": 1,
-                "temperature": 0,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-            row[arm] = ask(client, url, body, arm)
-            messages.append({"role": "assistant", "content": gold})
-        if row["plain"] is None or row["full"] is None:
-            for arm in ARMS:
-                del history[name, arm][-2:]  # left out, for both
-        rows.append(row)
-        file.write(json.dumps(row) + "\n")
-        file.flush()
-    return rows
-
-
-def report(rows: list[dict[str, Any]]) -> None:
-    """Ratio of mean TTFTs, and a one-sided lower 95% bound from the pairs (Fieller's method)."""
-    pairs = [row for row in rows if row["plain"] and row["full"]]
-    left_out = len(rows) - len(pairs)
-    plain = [row["plain"]["ttft_s"] for row in pairs]
-    full = [row["full"]["ttft_s"] for row in pairs]
-    print(f"{len(pairs)} turns, {left_out} left out for want of context")
-    if len(pairs) < 3:
-        return
-    computed = {
-        arm: statistics.fmean(row[arm]["prompt"] - row[arm]["cached"] for row in pairs)
-        for arm in ARMS
-    }
-    print(f"computed tokens a turn: plain {computed['plain']:.0f}, full {computed['full']:.0f}")
-    ratio = statistics.fmean(plain) / statistics.fmean(full)
-    print(f"mean TTFT: plain {statistics.fmean(plain):.3f} s, full {statistics.fmean(full):.3f} s")
-    print(f"ratio {ratio:.3f}, lower 95% bound {lower_bound(plain, full):.3f}")
-
-
-def lower_bound(plain: list[float], full: list[float]) -> float:
-    """The largest r with mean(plain - r * full) above zero at 95%, one-sided."""
-    critical = float(student.ppf(0.95, len(plain) - 1))
-    low, high = 0.0, statistics.fmean(plain) / statistics.fmean(full)
-    for _ in range(60):
-        middle = (low + high) / 2
-        extra = [a - middle * b for a, b in zip(plain, full, strict=True)]
-        error = statistics.stdev(extra) / math.sqrt(len(extra))
-        if statistics.fmean(extra) - critical * error > 0:
-            low = middle
-        else:
-            high = middle
-    return low
+            rows += play(Asker(app.url, client), missing, arguments.seconds, file)
+    print(
+        f"{arguments.engine}, k={arguments.k}, {os.environ.get('OMP_NUM_THREADS', '1')} thread(s), "
+        f"{time.monotonic() - started:.0f} s"
+    )
+    print(report(rows))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ SPEED_MEMORY = 24
 """Prompts over which a replica's speed is averaged."""
 OUTLIER = 1.6
 """Runs that took this much longer than a first fit waited for something else (room, mostly)."""
+_RIVALS_OF_NEW = (0, 3, 2)
+"""Columns of a fit that are left out, in this order, until new tokens have a cost of their own."""
 SPREAD = 512
 """Requests over which the p90 is taken."""
 
@@ -196,10 +198,13 @@ def _fit(runs: list[_Run], slowness: list[float]) -> tuple[PrefillCurve, float]:
     terms /= seconds[:, None]
     scale = np.maximum(terms.max(axis=0), np.finfo(float).tiny)
     found, _ = nnls(terms / scale, np.ones(len(runs)))
-    if not found[1]:
+    for column in _RIVALS_OF_NEW:
+        if found[1]:
+            break
         # Prompts that all lack as much do not tell cost per prompt from cost per token. Charged to
-        # the prompts, whoever holds nothing would look as fast as the holder.
-        terms[:, 0] = 0.0
+        # the prompts, whoever holds nothing would look as fast as the holder; charged to answers
+        # or to pairs, a long prompt as fast as a short one.
+        terms[:, column] = 0.0
         found, _ = nnls(terms / scale, np.ones(len(runs)))
     base_s, per_new_s, per_pair_s, per_answer_s = (float(value) for value in found / scale)
     return PrefillCurve(base_s, per_new_s, per_pair_s / 2, per_pair_s), per_answer_s

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cp_ray.core.estimated_ttft import PrefillTimes
 from cp_ray.core.load import LoadLedger, Work
-from cp_ray.core.placement import Congestion, Option
+from cp_ray.core.placement import ANSWER_STEPS, Congestion, Option
 from cp_ray.core.room import Room
 from cp_ray.core.types import ReplicaId, ReplicaInfo, RequestId
 
@@ -49,6 +49,11 @@ class FleetLoad:
 
         return own_s
 
+    def beside_s(self, infos: Sequence[ReplicaInfo]) -> list[float]:
+        """What an answer and those that run on each replica take from each other."""
+        answer_s = ANSWER_STEPS * self.times.per_answer_s
+        return [answer_s * self.ledger.answering(info.replica) for info in infos]
+
     def wait_s(self, info: ReplicaInfo, new: int, now: float) -> float:
         """Until the replica has prefilled what is planned there, and has room for this prompt."""
         pinned = self.ledger.pinned_tokens(info.replica)
@@ -62,6 +67,7 @@ class FleetLoad:
         ledger, room, times = self.ledger, self.room, self.times
         offers = []
         last, alone_s = -1, 0.0
+        answer_s = ANSWER_STEPS * times.per_answer_s
         for info, cached in zip(infos, held, strict=True):
             replica = info.replica
             queue = ledger.queue(replica)
@@ -71,7 +77,9 @@ class FleetLoad:
             wait_s = queue.wait_s(now) + room.wait_s(queue.pinned, new, info.capacity_tokens)
             own_s = times.beside(replica, alone_s, queue.answering)
             assigned = self._assigned.get(replica, 0)
-            offers.append(Option(replica, wait_s, own_s, queue.running, assigned))
+            beside_s = answer_s * queue.answering
+            offer = Option(replica, wait_s, own_s, queue.running, assigned, beside_s=beside_s)
+            offers.append(offer)
         return offers
 
     def reserve(

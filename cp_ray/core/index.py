@@ -138,7 +138,8 @@ class ContextIndex:
             return there_s(r, cached, max(prompts[i].total - cached, 1))
 
         waits = [self.load.wait_s(info, 0, now) for info in live]
-        for place in lay_out(prompts, waits, own_s, self.load.congestion.price):
+        beside = self.load.beside_s(live)
+        for place in lay_out(prompts, waits, own_s, self.load.congestion.price, beside):
             followers = tuple(window[j].context for j in place.followers)
             yield _Laid(window[place.request], live[place.replica].replica, followers)
 

@@ -66,14 +66,17 @@ def lay_out(
     waits: Sequence[float],
     own_s: OwnSeconds,
     price: Callable[[float], float],
+    beside: Sequence[float] | None = None,
 ) -> list[Place]:
     """The window in order of sending.
 
     waits[r]: seconds there now. price: of a second of prefill, by the shortest wait.
+    beside[r]: added for each request there, for the answers that run there; None = nothing.
     """
-    lines = _greedy(prompts, waits, own_s, price)
+    added = beside or [0.0] * len(waits)
+    lines = _greedy(prompts, waits, own_s, price, added)
     if len(prompts) <= MENDED:
-        lines = _mend(lines, _Costs(prompts, waits, own_s, price(min(waits))))
+        lines = _mend(lines, _Costs(prompts, waits, own_s, price(min(waits)), added))
     places = []
     for r, line in enumerate(lines):
         for at, i in enumerate(line):
@@ -87,6 +90,7 @@ def _greedy(
     waits: Sequence[float],
     own_s: OwnSeconds,
     price: Callable[[float], float],
+    beside: Sequence[float],
 ) -> list[list[int]]:
     """For each replica the requests it gets, in order."""
     left = list(range(len(prompts)))
@@ -99,7 +103,7 @@ def _greedy(
         least, i, r = math.inf, left[0], 0
         for candidate in left:
             for at, own_there in enumerate(own[candidate]):
-                cost = clock[at] + own_there * at_price
+                cost = clock[at] + own_there * at_price + beside[at]
                 if cost < least:
                     least, i, r = cost, candidate, at
         left.remove(i)
@@ -120,10 +124,11 @@ class _Costs(msgspec.Struct, frozen=True):
     waits: Sequence[float]
     own_s: OwnSeconds
     price: float
+    beside: Sequence[float]
 
     def of(self, line: Sequence[int], r: int) -> float:
-        """Sum of the times to first token, and the price of the prefill."""
-        clock, total = self.waits[r], 0.0
+        """Sum of the times to first token, the price of the prefill, and what is added."""
+        clock, total = self.waits[r], len(line) * self.beside[r]
         orders: list[tuple[HeadId, Context]] = []
         for at, i in enumerate(line):
             prompt = self.prompts[i]

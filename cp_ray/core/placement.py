@@ -19,30 +19,43 @@ UTILISATION_CEILING = 0.95
 PRICE_FLOOR = 1.1
 """Work has a price on an idle fleet, too: a second copy of a prefix pushes something else out."""
 PRICE_CEILING = 10.0
-"""No request waits longer than its own prefill times this, beyond the shortest queue."""
+"""No request waits longer than its own prefill times this, and what answers count for, beyond the
+shortest queue."""
 NEAR = 0.05
 """Estimates are no better than that; wider, holders lose their requests (benchmarks/LOG.md)."""
 USUAL = 0.01
 """Weight of one request in the mean prefill."""
+ANSWER_STEPS = 3
+"""Steps that an answer running there counts for: our answer slows it, and is slowed by it. All of
+its steps would send requests away from what they share (benchmarks/LOG.md, Chain-of-Agents)."""
 
 
 class Option:
     """One replica's offer. wait_s: prefill ahead of us, and for room. own_s: our prefill.
 
+    beside_s: what our answer and those that run there take from each other, as far as it counts.
     running: requests there. assigned: requests ever planned there; breaks ties evenly. A plain
     class: one is made for each request and replica, and compiled it is made faster than a struct.
     """
 
-    __slots__ = ("assigned", "own_s", "replica", "running", "wait_s")
+    __slots__ = ("assigned", "beside_s", "own_s", "replica", "running", "wait_s")
 
     def __init__(
-        self, replica: ReplicaId, wait_s: float, own_s: float, running: int, assigned: int
+        self,
+        replica: ReplicaId,
+        wait_s: float,
+        own_s: float,
+        running: int,
+        assigned: int,
+        *,
+        beside_s: float = 0.0,
     ) -> None:
         self.replica = replica
         self.wait_s = wait_s
         self.own_s = own_s
         self.running = running
         self.assigned = assigned
+        self.beside_s = beside_s
 
 
 class Congestion:
@@ -93,7 +106,7 @@ def choose(options: Sequence[Option], price: float) -> Option:
 
     Near, as estimates are: else one that seems a little faster would get all that is new.
     """
-    costs = [option.wait_s + option.own_s * price for option in options]
+    costs = [option.wait_s + option.own_s * price + option.beside_s for option in options]
     near = min(costs) * (1.0 + NEAR)
     return min(
         [option for option, cost in zip(options, costs, strict=True) if cost <= near],

@@ -81,6 +81,16 @@ def test_prompts_that_all_lack_as_much_do_not_make_tokens_free() -> None:
     assert times.seconds(A, 0, 5200) > 5 * times.seconds(A, 4680, 520)
 
 
+def test_answers_and_pairs_that_explain_all_do_not_make_tokens_free() -> None:
+    times = PrefillTimes()
+    for number in range(40):
+        answering, cached = 50 + number * 7 % 60, number * 1300 % 20_000
+        seconds = 0.004 * answering + 2e-8 * 5000 * (cached + 2500)
+        times.observe(A, cached, 5000, seconds, answering=answering, idle=True)
+    assert times.fitted
+    assert times.seconds(A, 0, 100) > 0.01 * times.seconds(A, 0, 5000)
+
+
 def test_waits_for_room_are_not_taken_for_slow_prefill() -> None:
     times = PrefillTimes()
     feed(times, 60, {A: 1.0})

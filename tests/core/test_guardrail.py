@@ -16,8 +16,9 @@ def test_a_planted_loss_of_3_percent_is_stopped_within_5000_pairs() -> None:
     assert None not in ends
 
 
-def test_a_planted_loss_of_3_percent_is_stopped_within_60000_requests() -> None:
-    ends = [by_share(random.Random(seed), Rule(0.5), 0.03, 60_000) for seed in range(4)]
+def test_a_planted_loss_of_3_percent_is_stopped_within_40000_requests() -> None:
+    """In 99 of 100 runs, docs/quality.md says."""
+    ends = [by_share(random.Random(seed), Rule(0.5), 0.03, 40_000) for seed in range(4)]
     assert None not in ends
 
 

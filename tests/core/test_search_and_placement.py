@@ -6,10 +6,18 @@ from itertools import permutations
 
 from cp_ray.core.clustering import pairwise_distances
 from cp_ray.core.distance import distance
-from cp_ray.core.placement import PRICE_CEILING, PRICE_FLOOR, Congestion, Option, choose
+from cp_ray.core.fleet_load import FleetLoad
+from cp_ray.core.placement import (
+    ANSWER_STEPS,
+    PRICE_CEILING,
+    PRICE_FLOOR,
+    Congestion,
+    Option,
+    choose,
+)
 from cp_ray.core.search import NODE_BUDGET, exact_search
 from cp_ray.core.tree import ContextTree
-from cp_ray.core.types import BlockId, ReplicaId, RequestId
+from cp_ray.core.types import BlockId, ReplicaId, ReplicaInfo, RequestId
 from tests.paper.worked_examples import A, B, C, D, context, tokens
 
 
@@ -53,6 +61,23 @@ def test_congestion_makes_waiting_for_the_holder_worth_it() -> None:
     holder, idle = option("holder", 1.0, 0.1), option("idle", 0, 1.0)
     assert choose([holder, idle], 1.0).replica == "idle"
     assert choose([holder, idle], 5.0).replica == "holder"
+
+
+def test_answers_that_run_there_count_a_few_of_their_steps() -> None:
+    load = FleetLoad()
+    infos = [ReplicaInfo(ReplicaId(name), 16, 100_000) for name in "ab"]
+    for number in range(5):
+        request = RequestId(f"r{number}")
+        offer = load.options(infos[:1], [0], 1000, 0.0)[0]
+        load.reserve(request, offer, 0, 1000, now=0.0, replicas=2)
+        load.first_token(request, {info.replica: info for info in infos}, 1.0)
+    load.times.per_answer_s = 0.002
+    offers = load.options(infos, [900, 0], 1000, 2.0)
+    assert [o.beside_s for o in offers] == load.beside_s(infos) == [5 * 0.002 * ANSWER_STEPS, 0.0]
+    near = [option("a", 0, 1.0), option("b", 0, 1.1)]
+    assert choose(near, 1.0).replica == "a"
+    near[0].beside_s = 0.2
+    assert choose(near, 1.0).replica == "b"
 
 
 def busy(seconds_of_work: float, replicas: int) -> Congestion:

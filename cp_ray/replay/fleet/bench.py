@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 
 from cp_ray.errors import ConfigError
-from cp_ray.replay.fleet.cell import Arrivals, Cell, Hardware, Model, play
+from cp_ray.replay.fleet.ceiling import chains_ceiling
+from cp_ray.replay.fleet.cell import Arrivals, Cell, Hardware, Model, play, step_cost
 from cp_ray.replay.fleet.policies.without import ARMS
 from cp_ray.replay.fleet.registry import RIVALS
 from cp_ray.replay.fleet.saturation import saturation
@@ -45,7 +46,10 @@ class FleetOptions(msgspec.Struct, frozen=True):
 
 
 class FleetRow(msgspec.Struct, frozen=True):
-    """One cell. Rates in requests a second, times in seconds; the rest as in `cell.Outcome`."""
+    """One cell. Rates in requests a second, times in seconds; the rest as in `cell.Outcome`.
+
+    most_chains_per_s: what no policy passes, of closed loops. cost: of a step (model `batching`).
+    """
 
     trace: str
     requests: int
@@ -67,6 +71,8 @@ class FleetRow(msgspec.Struct, frozen=True):
     chains_per_s: float
     imbalance: float
     plan_us: float
+    most_chains_per_s: float | None = None
+    cost: str = ""
 
 
 def arms(options: FleetOptions) -> Iterator[tuple[str, str]]:
@@ -110,7 +116,11 @@ def bench_fleet(options: FleetOptions) -> Iterator[FleetRow]:
     rate = options.saturation_rps
     if options.arrivals != "closed" and rate is None:
         rate = saturation(workload, hardware)
+    cost = str(step_cost(hardware)) if hardware.model == "batching" else ""
     for load in options.loads:
+        most = None
+        if options.arrivals == "closed":
+            most = chains_ceiling(workload, hardware, round(load * hardware.replicas))
         for seed in options.seeds:
             for policy, order in cells:
                 asked = load if options.arrivals == "closed" else load * (rate or 0.0)
@@ -137,4 +147,6 @@ def bench_fleet(options: FleetOptions) -> Iterator[FleetRow]:
                     out.chains_per_s,
                     out.imbalance,
                     out.plan_us,
+                    most,
+                    cost,
                 )

@@ -26,11 +26,12 @@ Arrivals = Literal["poisson", "bursty", "closed"]
 
 
 class Hardware(msgspec.Struct, frozen=True):
-    """The fleet. cache_tokens: of each replica."""
+    """The fleet. cache_tokens: of each replica. decode_s: of model `batching`, as in `StepCost`."""
 
     replicas: int
     cache_tokens: int
     model: Model
+    decode_s: float = StepCost().decode_s
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -75,7 +76,8 @@ def play(workload: Workload, cell: Cell) -> Outcome:
         PrefixCache(hardware.cache_tokens, PAGE, record_limit=1 << 20)
         for _ in range(hardware.replicas)
     ]
-    replicas = [new_replica(hardware.model, cache) for cache in caches]
+    cost = step_cost(hardware)
+    replicas = [new_replica(hardware.model, cache, cost) for cache in caches]
     fleet = Fleet(hardware.replicas, PAGE, hardware.cache_tokens, cell.seed)
     router = make_router(cell.policy, cell.order, fleet)
     view = FleetView(caches, hardware.cache_tokens)
@@ -96,11 +98,16 @@ def play(workload: Workload, cell: Cell) -> Outcome:
     )
 
 
-def new_replica(model: Model, cache: PrefixCache) -> Replica:
-    """An idle one."""
+def step_cost(hardware: Hardware) -> StepCost:
+    """Of model `batching`."""
+    return StepCost(decode_s=hardware.decode_s)
+
+
+def new_replica(model: Model, cache: PrefixCache, cost: StepCost | None = None) -> Replica:
+    """An idle one. cost: of model `batching`."""
     if model == "serial":
         return SerialReplica(cache, SerialRates())
-    return BatchingReplica(cache, StepCost())
+    return BatchingReplica(cache, cost or StepCost())
 
 
 def _outcome(done: Sequence[Live], replicas: int, closed: bool, route_s: float) -> Outcome:

@@ -18,6 +18,13 @@ class StepCost(msgspec.Struct, frozen=True):
     pair_s: float = 2.5e-9
     decode_s: float = 0.0004
 
+    def __str__(self) -> str:
+        """As a table says it."""
+        return (
+            f"a step takes {self.fixed_s * 1e3:g} ms + {self.prefill_s * 1e6:.0f} us a new token + "
+            f"{self.pair_s * 1e9:g} ns a pair + {self.decode_s * 1e3:g} ms an answer that runs"
+        )
+
     def chunk_s(self, before: int, new: int) -> float:
         """Prefill of `new` tokens behind `before` others, without the step's fixed part."""
         return new * (self.prefill_s + self.pair_s * (before + new / 2))

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import cast
 
+import msgspec
+
 from cp_ray.errors import ConfigError
 from cp_ray.replay.command import number, parse_cache_tokens
 from cp_ray.replay.fleet.bench import FleetOptions, FleetRow, bench_fleet
@@ -22,6 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arrivals", choices=("poisson", "bursty", "closed"), default="poisson")
     parser.add_argument("--seed", default="1", help="of arrivals and ties; or several")
     parser.add_argument("--model", choices=("serial", "batching"), default="batching")
+    parser.add_argument(
+        "--decode-ms", type=float, help="of a step, for each answer that runs (model batching)"
+    )
     parser.add_argument("--policy", default="least_loaded,est_ttft,lmetric,cp_ray")
     parser.add_argument(
         "--order", default="none", help="of rivals: none, paper; ours orders itself"
@@ -74,6 +79,11 @@ def options_of(args: argparse.Namespace) -> FleetOptions:
         raise ConfigError("--cache-tokens: give the tokens that one replica's cache holds")
     if args.replicas < 1:
         raise ConfigError(f"--replicas: {args.replicas} is less than 1", param="replicas")
+    hardware = Hardware(args.replicas, cache_tokens, cast("Model", args.model))
+    if args.decode_ms is not None:
+        if args.decode_ms < 0 or args.model != "batching":
+            raise ConfigError("--decode-ms: 0 or more, and for --model batching", param="decode_ms")
+        hardware = msgspec.structs.replace(hardware, decode_s=args.decode_ms / 1000)
     orders = _listed(args.order)
     unknown = [order for order in orders if order not in ("none", "paper", "ours")]
     if unknown:
@@ -86,7 +96,7 @@ def options_of(args: argparse.Namespace) -> FleetOptions:
         raise ConfigError("--load: give shares above 0, such as 0.8", param="load")
     return FleetOptions(
         trace=args.trace,
-        hardware=Hardware(args.replicas, cache_tokens, cast("Model", args.model)),
+        hardware=hardware,
         loads=loads,
         arrivals=cast("Arrivals", args.arrivals),
         seeds=tuple(number("seed", part) for part in _listed(args.seed)),

@@ -15,7 +15,7 @@ from cp_ray.core.prefix_cache import PrefixCache
 from cp_ray.errors import ConfigError
 from cp_ray.replay.fleet.arrivals import poisson
 from cp_ray.replay.fleet.bench import FleetOptions, prepare
-from cp_ray.replay.fleet.cell import PAGE, new_replica
+from cp_ray.replay.fleet.cell import PAGE, new_replica, step_cost
 from cp_ray.replay.fleet.job import Live
 from cp_ray.replay.fleet.policies.warming import Growing
 from cp_ray.replay.fleet.saturation import saturation
@@ -106,7 +106,8 @@ class _Run:
         hardware = options.hardware
         count, capacity = hardware.replicas, hardware.cache_tokens
         caches = [PrefixCache(capacity, PAGE, record_limit=1 << 20) for _ in range(count)]
-        replicas = [new_replica(hardware.model, cache) for cache in caches]
+        cost = step_cost(hardware)
+        replicas = [new_replica(hardware.model, cache, cost) for cache in caches]
         router = Growing(
             count,
             PAGE,

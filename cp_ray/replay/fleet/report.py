@@ -45,26 +45,36 @@ def groups(rows: Sequence[FleetRow]) -> list[Group]:
     """By everything but the seed, in order of appearance."""
     found: dict[tuple[Any, ...], list[FleetRow]] = {}
     for row in rows:
-        key = (row.trace, row.replicas, row.cache_tokens, row.model, row.arrivals, row.load)
-        found.setdefault((*key, row.policy, row.order), []).append(row)
+        key = (row.trace, row.replicas, row.cache_tokens, row.model, row.arrivals, row.cost)
+        found.setdefault((*key, row.load, row.policy, row.order), []).append(row)
     return [Group(tuple(members)) for members in found.values()]
 
 
 def table(rows: Sequence[FleetRow]) -> str:
-    """A Markdown table for each fleet and workload, one line a load and arm."""
+    """A Markdown table for each fleet and workload, one line a load and arm.
+
+    Of a closed loop, first what no policy passes at that load.
+    """
     parts: list[str] = []
     last: tuple[Any, ...] = ()
+    bounded: tuple[Any, ...] = ()
     for group in groups(rows):
         row = group.rows[0]
-        where = (row.trace, row.replicas, row.cache_tokens, row.model, row.arrivals)
+        where = (row.trace, row.replicas, row.cache_tokens, row.model, row.arrivals, row.cost)
         if where != last:
             last = where
             rate = f", 1.0 = {row.saturation_rps:.2f} requests/s" if row.saturation_rps else ""
             parts.append(
                 f"\n**{row.trace}**, {row.requests} requests, {row.replicas} replicas of "
-                f"{row.cache_tokens:,} tokens, model `{row.model}`, {row.arrivals}{rate}\n\n"
+                f"{row.cache_tokens:,} tokens, model `{row.model}`, {row.arrivals}{rate}"
+                f"{f'; {row.cost}' if row.cost else ''}\n\n"
                 "| load | policy | hit ratio | of blocks | mean TTFT, s | p50, s | p99, s "
                 "| tokens/s | chains/s | imbalance |\n|---|---|" + 8 * "---:|"
+            )
+        if row.most_chains_per_s is not None and bounded != (*where, row.load):
+            bounded = (*where, row.load)
+            parts.append(
+                f"| {row.load:g} | no policy passes | | | | | | | {row.most_chains_per_s:.2f} | |"
             )
         parts.append(
             f"| {row.load:g} | {group.arm} | {group.mean('hit_ratio'):.3f} "

@@ -1,0 +1,71 @@
+"""The ceiling of a closed loop: no policy passes it, and where nothing is lost it is reached."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from cp_ray.core.types import BlockId, RequestId
+from cp_ray.errors import ConfigError
+from cp_ray.replay.fleet.ceiling import chains_ceiling
+from cp_ray.replay.fleet.cell import Cell, Hardware, Model, play
+from cp_ray.replay.fleet.job import Job
+from cp_ray.replay.fleet.workload import Workload
+from cp_ray.replay.trace import TraceRequest
+
+
+def chain(name: str, blocks: list[str], answer: int) -> list[Job]:
+    """A call for each block, one after the other; a block's name says its size."""
+    jobs: list[Job] = []
+    for link, block in enumerate(blocks):
+        size = 160 * len(block)
+        request = TraceRequest(RequestId(f"{name}/{link}"), name, (BlockId(block),), (size,), 48)
+        after = jobs[-1].request.request_id if jobs else None
+        jobs.append(Job(request, answer, (("worker", 80),), after=after))
+    return jobs
+
+
+def workload(seed: int, answer: int, blocks: str = "abcdefgh", chains: int = 60) -> Workload:
+    chosen = random.Random(seed)
+    known = [*blocks, *(2 * block for block in blocks)]
+    jobs = [
+        job for n in range(chains) for job in chain(f"c{n}", chosen.choices(known, k=4), answer)
+    ]
+    return Workload("chains", tuple(jobs))
+
+
+@pytest.mark.parametrize("model", ["batching", "serial"])
+@pytest.mark.parametrize("answer", [1, 9, 60])
+@pytest.mark.parametrize("clients", [1.0, 4.0])
+def test_no_policy_passes_it(model: Model, answer: int, clients: float) -> None:
+    work = workload(answer, answer)
+    for tokens in (1024, 1 << 20):
+        hardware = Hardware(3, tokens, model)
+        most = chains_ceiling(work, hardware, round(3 * clients))
+        for policy in ("least_loaded", "lmetric", "cp_ray"):
+            out = play(work, Cell(hardware, policy, "none", "closed", clients, 1))
+            assert out.chains_per_s <= most * (1 + 1e-9), policy
+
+
+def test_one_replica_that_answers_one_chain_at_a_time_nearly_reaches_it() -> None:
+    work, hardware = workload(1, 40, blocks="a", chains=20), Hardware(1, 1 << 20, "batching")
+    out = play(work, Cell(hardware, "least_loaded", "none", "closed", 1.0, 1))
+    assert 0.97 < out.chains_per_s / chains_ceiling(work, hardware, 1) <= 1
+
+
+def test_dearer_answers_and_fewer_chains_lower_it() -> None:
+    work = workload(3, 40)
+    ceilings = [
+        chains_ceiling(work, Hardware(4, 1 << 20, "batching", decode), clients)
+        for decode, clients in ((0.0, 40), (0.0004, 40), (0.004, 40), (0.004, 4))
+    ]
+    assert ceilings == sorted(ceilings, reverse=True) and len(set(ceilings)) == 4
+
+
+def test_requests_with_several_followers_are_refused() -> None:
+    first, second = chain("c", ["a", "b"], 3)
+    other = TraceRequest(RequestId("c/other"), "c", (), (), 16)
+    jobs = (first, second, Job(other, 1, after=first.request.request_id))
+    with pytest.raises(ConfigError, match="several followers"):
+        chains_ceiling(Workload("tree", jobs), Hardware(2, 4096, "batching"), 2)

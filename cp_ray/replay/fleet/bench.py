@@ -115,26 +115,32 @@ def bench_fleet(options: FleetOptions) -> Iterator[FleetRow]:
             for policy, order in cells:
                 asked = load if options.arrivals == "closed" else load * (rate or 0.0)
                 cell = Cell(hardware, policy, order, options.arrivals, asked, seed)
-                out = play(workload, cell)
-                yield FleetRow(
-                    workload.name,
-                    out.requests,
-                    hardware.replicas,
-                    hardware.cache_tokens,
-                    hardware.model,
-                    options.arrivals,
-                    rate,
-                    load,
-                    seed,
-                    policy,
-                    order,
-                    out.hit_ratio,
-                    out.block_hits,
-                    out.ttft_mean_s,
-                    out.ttft_p50_s,
-                    out.ttft_p99_s,
-                    out.throughput_tok_s,
-                    out.chains_per_s,
-                    out.imbalance,
-                    out.plan_us,
-                )
+                yield play_row(workload, cell, load, rate)
+
+
+def play_row(workload: Workload, cell: Cell, load: float, saturation_rps: float | None) -> FleetRow:
+    """Play one cell. load, saturation_rps: what its rate was made of."""
+    out = play(workload, cell)
+    hardware = cell.hardware
+    return FleetRow(
+        workload.name,
+        out.requests,
+        hardware.replicas,
+        hardware.cache_tokens,
+        hardware.model,
+        cell.arrivals,
+        saturation_rps,
+        load,
+        cell.seed,
+        cell.policy,
+        cell.order,
+        out.hit_ratio,
+        out.block_hits,
+        out.ttft_mean_s,
+        out.ttft_p50_s,
+        out.ttft_p99_s,
+        out.throughput_tok_s,
+        out.chains_per_s,
+        out.imbalance,
+        out.plan_us,
+    )

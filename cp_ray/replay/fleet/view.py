@@ -40,9 +40,7 @@ class FleetView:
     def submitted(self, live: Live) -> None:
         """The request was sent to `live.replica`."""
         at = live.replica
-        missing = live.prompt_tokens - self._caches[at].lookup_laid_out(
-            self._laid_out(live.pieces)
-        )
+        missing = live.prompt_tokens - self._caches[at].lookup_laid_out(self._laid_out(live.pieces))
         self._missing[live.request_id] = missing
         self.running[at] += 1
         self.waiting[at] += 1

@@ -25,6 +25,7 @@ import msgspec
 from tqdm import tqdm
 
 from benchmarks.fleet_grid import FIRST, SEEDS, GridCell, Part, cells, fleet_of, row_key
+from benchmarks.fleet_summary import ablations, summary
 from benchmarks.fleet_verdicts import verdicts
 from cp_ray.compiling import is_compiled
 from cp_ray.replay.fleet.bench import FleetRow, play_row
@@ -131,10 +132,11 @@ def _ahead(work: Iterator[tuple[K, Future[V]]], jobs: int) -> Iterator[tuple[K, 
 
 
 def report(results: Results, folder: Path) -> None:
-    """tables.md, verdicts.md and a plot for each part."""
+    """All rows as tables, the same on a page, verdicts, and a plot for each part."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = sorted(results.rows(), key=lambda row: (*fleet_of(row), row.arrivals, row.load))
     (folder / "tables.md").write_text(table(rows) + "\n")
+    (folder / "summary.md").write_text(f"{summary(rows)}\n\n{ablations(rows)}\n")
     judged = verdicts(rows)
     (folder / "verdicts.md").write_text(judged + "\n")
     print(judged)

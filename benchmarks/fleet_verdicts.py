@@ -25,7 +25,7 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """One part at one load: our arm, and the rivals'."""
+    """One part at one load: our arm, the same without one of its parts, and the rivals'."""
 
     name: str
     trace: str
@@ -33,6 +33,7 @@ class Place(msgspec.Struct, frozen=True):
     cache_tokens: int
     load: float
     ours: Group
+    ablated: tuple[Group, ...]
     rivals: tuple[Group, ...]
 
     def best(self, field: str, suits: Callable[[Group], bool] = lambda _: True) -> Group | None:
@@ -53,9 +54,10 @@ def places(rows: Sequence[FleetRow], arrivals: str = "poisson") -> list[Place]:
         ours = next((group for group in members if group.arm == OURS), None)
         if ours is not None:
             row = ours.rows[0]
+            ablated = tuple(group for group in members if group.arm.startswith(f"{OURS}-"))
             rivals = tuple(group for group in members if not group.arm.startswith(OURS))
             fleet = (row.trace, row.model, row.cache_tokens, row.load)
-            places.append(Place(name, *fleet, ours, rivals))
+            places.append(Place(name, *fleet, ours, ablated, rivals))
     return places
 
 
@@ -71,7 +73,7 @@ def verdicts(rows: Sequence[FleetRow]) -> str:
             shared, 2.0, lambda rival: rival.rows[0].order == "none"
         ),
         "multihoprag at 0.8: at least 1.3x under the best with the paper's order": _times(
-            shared, 1.3, lambda rival: rival.rows[0].order == "paper"
+            shared, 1.3, lambda rival: rival.rows[0].order != "none"
         ),
         "multihoprag: throughput at saturation at least 2x round robin": _saturated(closed),
         "serial, 300k: multihoprag at 1.2 within 1.2x of its mean at 0.5": _steady(shared),

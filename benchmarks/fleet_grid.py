@@ -71,7 +71,7 @@ class GridCell(msgspec.Struct, frozen=True):
     load: float
     seed: int
     policy: str
-    order: str = "none"
+    order: str
     arrivals: Arrivals = "poisson"
 
     @property
@@ -86,9 +86,8 @@ class GridCell(msgspec.Struct, frozen=True):
         """The same as `row_key` of its row."""
         part = self.part
         trace = part.name.split()[0]
-        shown = self.order if self.policy in RIVALS else "ours"
         fleet = (trace, part.replicas, part.cache_tokens, part.model)
-        return (*fleet, self.arrivals, self.load, self.seed, self.policy, shown)
+        return (*fleet, self.arrivals, self.load, self.seed, self.policy, self.order)
 
     def cell(self, saturation_rps: float) -> Cell:
         """What is played."""
@@ -138,18 +137,21 @@ APART = tuple(
 """No two requests share a block."""
 
 
-def arms(part: Part, strong: bool) -> Iterator[tuple[str, str]]:
-    """Policy and order. strong: those that decide, else all the others."""
+def arms(part: Part, strong: bool) -> list[str]:
+    """Policies, "lmetric paper" for one with the paper's order; strong: those that decide."""
     if part in APART:
-        yield from ((policy, "none") for policy in ("cp_ray", "least_loaded") if strong)
-    elif strong:
-        yield "cp_ray", "none"
-        yield from ((policy, "paper") for policy in STRONG)
-        yield from ((policy, "none") for policy in FIRST if policy != "cp_ray")
-    else:
-        yield from ((policy, "none") for policy in RIVALS if policy not in FIRST)
-        yield "paper", "none"
-        yield from ((f"cp_ray-{part}", "none") for part in ABLATE)
+        return ["cp_ray", "least_loaded"] if strong else []
+    if strong:
+        return ["cp_ray", *(f"{policy} paper" for policy in STRONG), *FIRST[1:]]
+    others = [policy for policy in RIVALS if policy not in FIRST]
+    return [*others, "paper", *(f"cp_ray-{one}" for one in ABLATE)]
+
+
+def at(part: Part, load: float, seed: int, arm: str, arrivals: Arrivals = "poisson") -> GridCell:
+    """One arm's cell. Policies that order by themselves are shown as `ours`."""
+    policy, _, order = arm.partition(" ")
+    order = (order or "none") if policy in RIVALS else "ours"
+    return GridCell(part, load, seed, policy, order, arrivals)
 
 
 def cells(
@@ -160,9 +162,7 @@ def cells(
     for strong in (True,) if strong_alone else (True, False):
         for seed in SEEDS[:seeds]:
             for part in parts:
-                for policy, order in arms(part, strong):
-                    yield from (GridCell(part, load, seed, policy, order) for load in LOADS)
+                for arm in arms(part, strong):
+                    yield from (at(part, load, seed, arm) for load in LOADS)
                 if strong and part.trace == "multihoprag" and part in PARTS:
-                    for arm in SATURATED:
-                        policy, _, order = arm.partition(" ")
-                        yield GridCell(part, CLIENTS, seed, policy, order or "none", "closed")
+                    yield from (at(part, CLIENTS, seed, arm, "closed") for arm in SATURATED)

@@ -99,23 +99,30 @@ def run(results: Results, wanted: Iterable[GridCell], most: int | None, jobs: in
         flush=True,
     )
     with ProcessPoolExecutor(jobs) as pool:
-        unknown = [part for part in parts if part.name not in results.saturations()]
-        searches = ((part, pool.submit(saturation_of, part)) for part in unknown)
-        for part, search in tqdm(_ahead(searches, jobs), "saturation", len(unknown), leave=False):
-            results.keep(part, search.result())
-        rates = results.saturations()
-        plays = ((cell, pool.submit(play_cell, cell, rates[cell.part.name])) for cell in todo)
         sizes = {part: part.requests or len(workload_of(part).jobs) for part in parts}
         began, played = monotonic(), 0
         total = sum(sizes[cell.part] for cell in todo)
         with tqdm(total=total, unit="request", unit_scale=True, mininterval=2) as bar:
-            for cell, row in _ahead(plays, jobs):
+            for cell, row in _ahead(_submitted(results, todo, pool), jobs):
                 results.add(row.result())
                 played += sizes[cell.part]
                 left_s = (monotonic() - began) * (total - played) / played
                 bar.set_postfix_str(f"{left_s / 3600:.1f} h left, {cell.name}", refresh=False)
                 bar.update(sizes[cell.part])
     return len(todo)
+
+
+def _submitted(
+    results: Results, todo: Iterable[GridCell], pool: ProcessPoolExecutor
+) -> Iterator[tuple[GridCell, Future[FleetRow]]]:
+    """Each cell as it is handed out; before a part's first one its saturation is looked for."""
+    rates = results.saturations()
+    for cell in todo:
+        part = cell.part
+        if part.name not in rates:
+            rates[part.name] = pool.submit(saturation_of, part).result()
+            results.keep(part, rates[part.name])
+        yield cell, pool.submit(play_cell, cell, rates[part.name])
 
 
 def _ahead(work: Iterator[tuple[K, Future[V]]], jobs: int) -> Iterator[tuple[K, Future[V]]]:
@@ -156,6 +163,7 @@ def main() -> None:
     parser.add_argument("--cells", type=int, help="stop after so many")
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--strong", action="store_true", help="only the arms that decide")
+    parser.add_argument("--arms", choices=("ours", "rivals"), help="cp_ray's cells alone, or not")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the rows")
     parser.add_argument("--forget", metavar="POLICY", help="drop its rows, play nothing")
@@ -167,7 +175,9 @@ def main() -> None:
     elif args.report:
         report(results, args.report)
     else:
-        wanted = cells(args.only, args.seeds, args.strong)
+        grid = cells(args.only, args.seeds, args.strong)
+        ours = {"ours": True, "rivals": False}.get(args.arms)
+        wanted = [cell for cell in grid if ours in (None, cell.policy.startswith("cp_ray"))]
         print(run(results, wanted, args.cells, args.jobs), "cells played")
 
 

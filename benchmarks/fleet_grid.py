@@ -7,6 +7,7 @@ much of three traces is played (`requests`), each long enough to fill every cach
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,8 @@ from cp_ray.replay.fleet.registry import RIVALS
 from cp_ray.replay.fleet.saturation import CLIENTS
 from cp_ray.replay.fleet.workload import Workload
 
-LOADS = (0.8, 1.2, 0.5, 1.0)
+LOADS = ((0.8, 1.2), (0.5, 1.0))
+"""Shares of the saturation of least_loaded; the first pair is played everywhere before the second."""
 SEEDS = (1, 2, 3)
 STRONG = ("est_ttft", "lmetric", "llm_d", "dynamo")
 """The four rivals that are also given the paper's order."""
@@ -160,9 +162,10 @@ def cells(
     """The whole grid, what decides most first: every part's strong arms, then the rest."""
     parts = [part for part in (*PARTS, CONTROL, *APART) if only in part.name]
     for strong in (True,) if strong_alone else (True, False):
-        for seed in SEEDS[:seeds]:
+        for seed, loads in product(SEEDS[:seeds], LOADS):
             for part in parts:
                 for arm in arms(part, strong):
-                    yield from (at(part, load, seed, arm) for load in LOADS)
-                if strong and part.trace == "multihoprag" and part in PARTS:
+                    yield from (at(part, load, seed, arm) for load in loads)
+                saturates = part.trace == "multihoprag" and part in PARTS
+                if strong and saturates and loads == LOADS[0]:
                     yield from (at(part, CLIENTS, seed, arm, "closed") for arm in SATURATED)

@@ -54,7 +54,9 @@ def test_every_policy_meets_every_part_load_and_seed_once() -> None:
         assert sum(policy.startswith("cp_ray-") for policy, _ in arms) == 4
     for part in (*PARTS, *APART):
         ours = [c for c in grid if (c.part, c.policy, c.arrivals) == (part, "cp_ray", "poisson")]
-        assert {(c.load, c.seed) for c in ours} == {(load, s) for load in LOADS for s in SEEDS}
+        assert {(c.load, c.seed) for c in ours} == {
+            (load, s) for pair in LOADS for load in pair for s in SEEDS
+        }
 
 
 @pytest.mark.skipif(not (folder() / "multihoprag").exists(), reason="the traces are not here")

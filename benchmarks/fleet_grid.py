@@ -20,7 +20,7 @@ from cp_ray.replay.fleet.saturation import CLIENTS
 from cp_ray.replay.fleet.workload import Workload
 
 LOADS = ((0.8, 1.2), (0.5, 1.0))
-"""Shares of the saturation of least_loaded; the first pair is played everywhere before the second."""
+"""Shares of the saturation of least_loaded; the first pair is played everywhere first."""
 SEEDS = (1, 2, 3)
 STRONG = ("est_ttft", "lmetric", "llm_d", "dynamo")
 """The four rivals that are also given the paper's order."""

@@ -116,7 +116,6 @@ def bench_fleet(options: FleetOptions) -> Iterator[FleetRow]:
     rate = options.saturation_rps
     if options.arrivals != "closed" and rate is None:
         rate = saturation(workload, hardware)
-    cost = str(step_cost(hardware)) if hardware.model == "batching" else ""
     for load in options.loads:
         most = None
         if options.arrivals == "closed":
@@ -125,28 +124,40 @@ def bench_fleet(options: FleetOptions) -> Iterator[FleetRow]:
             for policy, order in cells:
                 asked = load if options.arrivals == "closed" else load * (rate or 0.0)
                 cell = Cell(hardware, policy, order, options.arrivals, asked, seed)
-                out = play(workload, cell)
-                yield FleetRow(
-                    workload.name,
-                    out.requests,
-                    hardware.replicas,
-                    hardware.cache_tokens,
-                    hardware.model,
-                    options.arrivals,
-                    rate,
-                    load,
-                    seed,
-                    policy,
-                    order,
-                    out.hit_ratio,
-                    out.block_hits,
-                    out.ttft_mean_s,
-                    out.ttft_p50_s,
-                    out.ttft_p99_s,
-                    out.throughput_tok_s,
-                    out.chains_per_s,
-                    out.imbalance,
-                    out.plan_us,
-                    most,
-                    cost,
-                )
+                yield play_row(workload, cell, load, rate, most)
+
+
+def play_row(
+    workload: Workload,
+    cell: Cell,
+    load: float,
+    saturation_rps: float | None,
+    most_chains_per_s: float | None = None,
+) -> FleetRow:
+    """Play one cell. load, saturation_rps: what its rate was made of. The last: of closed loops."""
+    out = play(workload, cell)
+    hardware = cell.hardware
+    return FleetRow(
+        workload.name,
+        out.requests,
+        hardware.replicas,
+        hardware.cache_tokens,
+        hardware.model,
+        cell.arrivals,
+        saturation_rps,
+        load,
+        cell.seed,
+        cell.policy,
+        cell.order,
+        out.hit_ratio,
+        out.block_hits,
+        out.ttft_mean_s,
+        out.ttft_p50_s,
+        out.ttft_p99_s,
+        out.throughput_tok_s,
+        out.chains_per_s,
+        out.imbalance,
+        out.plan_us,
+        most_chains_per_s,
+        str(step_cost(hardware)) if hardware.model == "batching" else "",
+    )

@@ -45,8 +45,16 @@ def kill(replica: str) -> None:
 
 
 def drop_caches(_holder: str = "") -> None:
-    """Of all replicas that run."""
-    serve.get_deployment_handle("Engine", NAME).broadcast("reset_cache").results()
+    """Of all replicas that run; Serve may not know yet that one was killed."""
+
+    def dropped() -> bool:
+        try:
+            serve.get_deployment_handle("Engine", NAME).broadcast("reset_cache").results()
+        except ray.exceptions.ActorDiedError:
+            return False
+        return True
+
+    until(dropped)
 
 
 def talk(base: str, name: str, at: int | None, happens: Callable[[str], None]) -> list[Turn]:

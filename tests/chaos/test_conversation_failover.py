@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import httpx
@@ -11,11 +10,10 @@ import ray
 
 from cp_ray.config import AppConfig
 from tests.e2e.support import application, ask, index_state, until
+from tests.references import assert_resolves
 
 NAME = "failover"
 TURNS = 10
-LABEL = re.compile(r"\[Doc (\w{8})[\]:]")
-HEADING = re.compile(r"(?m)^\[Doc (\w{8})\]")
 
 
 def documents(turn: int) -> list[str]:
@@ -59,7 +57,7 @@ def test_prompts_and_answers_are_those_of_a_conversation_without_kills(serve_url
         control = talk(base, "control", None)
         for messages, _, _ in control:
             text = "\n".join(message["content"] for message in messages)
-            assert set(LABEL.findall(text)) <= set(HEADING.findall(text))
+            assert_resolves(text)
         for kill_at in range(1, TURNS):
             assert talk(base, f"killed at {kill_at}", kill_at) == control
             until(lambda: len(index_state(NAME)["replicas"]) == 3)

@@ -97,12 +97,12 @@ def test_a_later_turn_refers_to_the_blocks_of_an_earlier_one(bench: Bench) -> No
     assert second["cp_ray"]["order"] == ["bb", "cc"]
     for document in (A, B, C):
         assert count(bench, chat.prompt, document["text"]) == 1
-    assert count(bench, chat.prompt, "Please refer to [Doc") == 1
+    assert count(bench, chat.prompt, "Please refer to [") == 1
     assert chat.prompt[: len(first)] == first
     assert second["cp_ray"]["cached_tokens"] >= len(first) // 4 * 4
     third = chat.ask("third?", C, A)
     assert third["cp_ray"]["repeated"] == ["cc", "aa"]
-    assert count(bench, chat.prompt, "Please refer to [Doc") == 2, "one for both"
+    assert count(bench, chat.prompt, "Please refer to [") == 2, "one for both"
 
 
 def test_the_index_learns_which_request_the_head_extends(bench: Bench) -> None:
@@ -137,7 +137,7 @@ def test_what_does_not_match_the_record_is_sent_in_full(bench: Bench, change: st
     second = chat.ask("second?", B, C)
     assert second["cp_ray"]["repeated"] == []
     assert count(bench, chat.prompt, B["text"]) == 1
-    assert count(bench, chat.prompt, "Please refer to [Doc") == 0
+    assert count(bench, chat.prompt, "Please refer to [") == 0
     third = chat.ask("third?", B)
     assert third["cp_ray"]["repeated"] == ["bb"], "a fresh record began"
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from cp_ray.core import annotation
 from cp_ray.core.annotation import (
-    WORDS,
     heading_label,
     label_of,
     location_annotation,
@@ -18,6 +17,7 @@ from cp_ray.core.annotation import (
     ranked_locations,
     short_names,
 )
+from cp_ray.core.label_words import WORDS
 from cp_ray.core.prompt import make_block, unclear
 from cp_ray.replay.conversations import (
     FULL_NAME_TOKENS,

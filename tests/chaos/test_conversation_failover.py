@@ -7,7 +7,6 @@ warm cache has the same prompts, but prefills them in other pieces, which may ro
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,11 +17,10 @@ from ray import serve
 
 from cp_ray.config import AppConfig
 from tests.e2e.support import application, ask, index_state, until
+from tests.references import assert_resolves
 
 NAME = "failover"
 TURNS = 10
-LABEL = re.compile(r"\[Doc (\w{8})[\]:]")
-HEADING = re.compile(r"(?m)^\[Doc (\w{8})\]")
 
 
 class Turn(NamedTuple):
@@ -109,8 +107,7 @@ def test_prompts_and_answers_are_those_of_a_conversation_without_kills(
         until(whole)
         warm = talk(base, "warm", None, drop_caches)
         for messages, *_ in warm:
-            text = "\n".join(message["content"] for message in messages)
-            assert set(LABEL.findall(text)) <= set(HEADING.findall(text))
+            assert_resolves("\n".join(message["content"] for message in messages))
         for at in range(1, TURNS):
             until(whole, 120)
             killed = talk(base, f"killed at {at}", at, kill)

@@ -2,197 +2,183 @@
 
     python -m benchmarks.fleet --only multihoprag --cells 20     the next 20 cells of these parts
     python -m benchmarks.fleet --forget cp_ray                   its rows and its ablations'
-    python -m benchmarks.fleet --report out/fleet                tables and plots of what is there
+    python -m benchmarks.fleet --report out/fleet                tables, verdicts and plots
 
-Rows are appended to benchmarks/results/fleet.jsonl, so that a run that was stopped goes on where it
-was.
+A row is appended to benchmarks/results/fleet.jsonl as soon as its cell was played, so that a run
+that was stopped goes on where it was. Processes share nothing but the traces on disk: virtual time
+is the same however many there are.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import lru_cache
 from pathlib import Path
+from time import monotonic
+from typing import TypeVar
 
 import msgspec
+from tqdm import tqdm
 
-from cp_ray.replay.fleet.bench import FleetOptions, FleetRow, bench_fleet, prepare
-from cp_ray.replay.fleet.cell import Hardware, Model
-from cp_ray.replay.fleet.registry import RIVALS
+from benchmarks.fleet_grid import FIRST, SEEDS, GridCell, Part, cells, fleet_of, row_key
+from benchmarks.fleet_summary import ablations, summary
+from benchmarks.fleet_verdicts import verdicts
+from cp_ray.compiling import is_compiled
+from cp_ray.replay.fleet.bench import FleetRow, play_row
 from cp_ray.replay.fleet.report import plot, table
 from cp_ray.replay.fleet.saturation import saturation
+from cp_ray.replay.fleet.workload import Workload
 
-DATA = Path(os.environ.get("CP_RAY_DATA", "../shared/data"))
-OUT = Path(__file__).parent / "results"
-LOADS = (0.8, 1.2, 0.5, 1.0)
-SEEDS = (1, 2, 3)
-STRONG = ("est_ttft", "lmetric", "llm_d", "dynamo")
-"""The four rivals that are also given the paper's order."""
-SEEDED = ("least_loaded", "est_ttft", "lmetric", "cp_ray")
-"""Played with every seed before the others have their second."""
-ABLATE = ("order", "schedule", "joint", "replication")
+RESULTS = Path(__file__).parent / "results"
+K = TypeVar("K")
+V = TypeVar("V")
+AHEAD = 2
+"""Cells handed out per process: enough that none waits, few enough that a stop loses little."""
 
 
-class Part(msgspec.Struct, frozen=True):
-    """One workload on one fleet. requests: only the first, None = all."""
-
-    trace: str
-    requests: int | None
-    replicas: int
-    cache_tokens: int
-    model: Model = "batching"
-
-    @property
-    def name(self) -> str:
-        """Key of its saturation, and what --only looks for."""
-        kilo = self.cache_tokens // 1000
-        return f"{Path(self.trace).name.split('.')[0]} {self.replicas}x{kilo}k {self.model}"
+@lru_cache(maxsize=2)
+def workload_of(part: Part) -> Workload:
+    """Read once in a process: cells of a part come one after the other."""
+    return part.workload()
 
 
-TRACES = (
-    ("multihoprag", None),
-    ("qasper", 2500),
-    ("mtrag", None),
-    ("coa_multihoprag", 8000),
-    ("mooncake/conversation_trace.runs.jsonl.gz", 4000),
-    ("mooncake/synthetic_trace.runs.jsonl.gz", None),
-)
-PARTS = [
-    *(
-        Part(trace, requests, 16, 300_000, model)
-        for model in ("batching", "serial")
-        for trace, requests in TRACES[:2]
-    ),
-    *(Part(trace, requests, 16, 100_000) for trace, requests in TRACES),
-    *(Part(trace, requests, 16, 100_000, "serial") for trace, requests in TRACES[:2]),
-    *(Part(trace, requests, 32, 300_000) for trace, requests in TRACES[:2]),
-    *(Part(trace, requests, 32, 100_000) for trace, requests in TRACES),
-    *(Part(trace, requests, 16, 3_000_000) for trace, requests in TRACES[:1]),
-]
-"""The last is the control: every cache holds the whole working set."""
+def play_cell(cell: GridCell, saturation_rps: float) -> FleetRow:
+    """In whatever process."""
+    rate = None if cell.arrivals == "closed" else saturation_rps
+    return play_row(workload_of(cell.part), cell.cell(saturation_rps), cell.load, rate)
 
 
-def arms(seed: int, strong: bool) -> Iterator[tuple[int, str, str, tuple[str, ...]]]:
-    """Seed, policy, order, ablations. strong: those that decide, else all the others."""
-    if strong:
-        yield seed, "cp_ray", "none", ()
-        yield from ((seed, policy, "paper", ()) for policy in STRONG)
-        yield from ((seed, policy, "none", ()) for policy in SEEDED if policy != "cp_ray")
-        return
-    yield from ((seed, policy, "none", ()) for policy in RIVALS if policy not in SEEDED)
-    yield seed, "paper", "none", ()
-    yield seed, "cp_ray", "none", ABLATE
+def saturation_of(part: Part) -> float:
+    """In whatever process; some twenty cells' work."""
+    return saturation(workload_of(part), part.hardware)
 
 
-def cells(only: str, seeds: int) -> Iterator[tuple[Part, float, int, str, str, tuple[str, ...]]]:
-    """The whole grid, what decides most first: every part's strong arms, then the rest."""
-    for strong in (True, False):
-        for seed in SEEDS[:seeds]:
-            for part in PARTS:
-                if only in part.name:
-                    for arm in arms(seed, strong):
-                        yield from ((part, load, *arm) for load in LOADS)
+class Results:
+    """The files of one run: rows, and the saturation of each part by its name."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._rows = folder / "fleet.jsonl"
+        self._saturation = folder / "fleet_saturation.json"
+
+    def rows(self) -> list[FleetRow]:
+        lines = self._rows.read_bytes().splitlines() if self._rows.exists() else []
+        return [msgspec.json.decode(line, type=FleetRow) for line in lines]
+
+    def add(self, row: FleetRow) -> None:
+        with self._rows.open("ab") as out:
+            out.write(msgspec.json.encode(row) + b"\n")
+
+    def forget(self, policy: str) -> None:
+        """Drop the rows of a policy that has changed, and of its ablations."""
+        kept = [row for row in self.rows() if row.policy.partition("-")[0] != policy]
+        self._rows.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in kept))
+
+    def saturations(self) -> dict[str, float]:
+        file = self._saturation
+        return msgspec.json.decode(file.read_bytes()) if file.exists() else {}
+
+    def keep(self, part: Part, rate: float) -> None:
+        known = self.saturations() | {part.name: rate}
+        self._saturation.write_bytes(msgspec.json.format(msgspec.json.encode(known)))
 
 
-def options(part: Part, load: float, seed: int, policy: str, order: str) -> FleetOptions:
-    return FleetOptions(
-        trace=DATA / part.trace,
-        hardware=Hardware(part.replicas, part.cache_tokens, part.model),
-        loads=(load,),
-        seeds=(seed,),
-        policies=(policy,),
-        orders=(order,),
-        requests=part.requests,
+def run(results: Results, wanted: Iterable[GridCell], most: int | None, jobs: int) -> int:
+    """Play what is not there yet; how many cells that were."""
+    done = {row_key(row) for row in results.rows()}
+    todo = [cell for cell in wanted if cell.key not in done][:most]
+    parts = list(dict.fromkeys(cell.part for cell in todo))
+    planner = "compiled" if is_compiled() else "not compiled, so several times slower"
+    print(
+        f"{len(todo)} cells of {len(parts)} parts to play, {len(done)} are there; "
+        f"{jobs} processes, planner {planner}",
+        flush=True,
     )
+    with ProcessPoolExecutor(jobs) as pool:
+        sizes = {part: part.requests or len(workload_of(part).jobs) for part in parts}
+        began, played = monotonic(), 0
+        total = sum(sizes[cell.part] for cell in todo)
+        with tqdm(total=total, unit="request", unit_scale=True, mininterval=2) as bar:
+            for cell, row in _ahead(_submitted(results, todo, pool), jobs):
+                results.add(row.result())
+                played += sizes[cell.part]
+                left_s = (monotonic() - began) * (total - played) / played
+                bar.set_postfix_str(f"{left_s / 3600:.1f} h left, {cell.name}", refresh=False)
+                bar.update(sizes[cell.part])
+    return len(todo)
 
 
-def rate_of(part: Part) -> float:
-    """Found once, then kept."""
-    file = OUT / "fleet_saturation.json"
-    known: dict[str, float] = msgspec.json.decode(file.read_bytes()) if file.exists() else {}
-    if part.name not in known:
-        workload = prepare(options(part, 1.0, 1, "least_loaded", "none"))
-        known[part.name] = saturation(
-            workload, Hardware(part.replicas, part.cache_tokens, part.model)
-        )
-        file.write_bytes(msgspec.json.encode(known))
-    return known[part.name]
+def _submitted(
+    results: Results, todo: Iterable[GridCell], pool: ProcessPoolExecutor
+) -> Iterator[tuple[GridCell, Future[FleetRow]]]:
+    """Each cell as it is handed out; before a part's first one its saturation is looked for."""
+    rates = results.saturations()
+    for cell in todo:
+        part = cell.part
+        if part.name not in rates:
+            rates[part.name] = pool.submit(saturation_of, part).result()
+            results.keep(part, rates[part.name])
+        yield cell, pool.submit(play_cell, cell, rates[part.name])
 
 
-def read_rows() -> list[FleetRow]:
-    file = OUT / "fleet.jsonl"
-    lines = file.read_bytes().splitlines() if file.exists() else []
-    return [msgspec.json.decode(line, type=FleetRow) for line in lines]
+def _ahead(work: Iterator[tuple[K, Future[V]]], jobs: int) -> Iterator[tuple[K, Future[V]]]:
+    """Work as it ends. `work` submits while it is iterated: only a little at a time."""
+    key_of: dict[Future[V], K] = {}
+    while True:
+        more = itertools.islice(work, jobs * AHEAD - len(key_of))
+        key_of |= {future: key for key, future in more}
+        if not key_of:
+            return
+        ended, _ = wait(key_of, return_when=FIRST_COMPLETED)
+        for future in ended:
+            yield key_of.pop(future), future
 
 
-def forget(policy: str) -> None:
-    """Drop the rows of a policy that has changed, and of its ablations."""
-    kept = [row for row in read_rows() if row.policy.partition("-")[0] != policy]
-    (OUT / "fleet.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in kept))
-
-
-def key(row: FleetRow) -> tuple[object, ...]:
-    fleet = (row.trace, row.replicas, row.cache_tokens, row.model)
-    return (*fleet, row.load, row.seed, row.policy, row.order)
-
-
-def run(only: str, most: int | None, seeds: int) -> int:
-    done = {key(row) for row in read_rows()}
-    played = 0
-    for part, load, seed, policy, order, ablate in cells(only, seeds):
-        name = part.name.split()[0].removesuffix("_trace")
-        shown = order if policy in RIVALS else "ours"
-        fleet = (name, part.replicas, part.cache_tokens, part.model)
-        wanted = [policy, *(f"{policy}-{one}" for one in ablate)]
-        if all((*fleet, load, seed, arm, shown) in done for arm in wanted):
-            continue
-        if played == most:
-            return played
-        asked = msgspec.structs.replace(
-            options(part, load, seed, policy, order), ablate=ablate, saturation_rps=rate_of(part)
-        )
-        for row in bench_fleet(asked):
-            if key(row) not in done:
-                done.add(key(row))
-                with (OUT / "fleet.jsonl").open("ab") as out:
-                    out.write(msgspec.json.encode(row) + b"\n")
-        played += 1
-        print(part.name, load, seed, policy, order, flush=True)
-    return played
-
-
-def report(folder: Path) -> None:
+def report(results: Results, folder: Path) -> None:
+    """All rows as tables, the same on a page, verdicts, and a plot for each part."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = sorted(
-        read_rows(),
-        key=lambda row: (row.trace, row.replicas, row.cache_tokens, row.model, row.load),
-    )
+    rows = sorted(results.rows(), key=lambda row: (*fleet_of(row), row.arrivals, row.load))
     (folder / "tables.md").write_text(table(rows) + "\n")
-    for fleet in dict.fromkeys((r.trace, r.replicas, r.cache_tokens, r.model) for r in rows):
-        own = [r for r in rows if (r.trace, r.replicas, r.cache_tokens, r.model) == fleet]
-        trace, replicas, tokens, model = fleet
+    (folder / "summary.md").write_text(f"{summary(rows)}\n\n{ablations(rows)}\n")
+    judged = verdicts(rows)
+    (folder / "verdicts.md").write_text(judged + "\n")
+    print(judged)
+    for fleet, members in itertools.groupby(rows, key=fleet_of):
         shown = [
-            r for r in own if "-" not in r.policy and (r.policy in SEEDED or r.order == "paper")
+            row
+            for row in members
+            if row.arrivals == "poisson" and (row.policy in FIRST or row.order == "paper")
         ]
+        trace, replicas, tokens, model = fleet
         plot(shown, folder / f"{trace}-{replicas}x{tokens // 1000}k-{model}.png")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="parts whose name contains this")
-    parser.add_argument("--cells", type=int, help="stop after so many; 0 played = all is there")
+    parser.add_argument("--cells", type=int, help="stop after so many")
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    parser.add_argument("--strong", action="store_true", help="only the arms that decide")
+    parser.add_argument("--arms", choices=("ours", "rivals"), help="cp_ray's cells alone, or not")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the rows")
     parser.add_argument("--forget", metavar="POLICY", help="drop its rows, play nothing")
-    parser.add_argument("--report", type=Path, help="write tables.md and plots, play nothing")
+    parser.add_argument("--report", type=Path, help="write tables and plots there, play nothing")
     args = parser.parse_args()
+    results = Results(args.results)
     if args.forget:
-        forget(args.forget)
-        return
-    if args.report:
-        report(args.report)
-        return
-    print(run(args.only, args.cells, args.seeds), "cells")
+        results.forget(args.forget)
+    elif args.report:
+        report(results, args.report)
+    else:
+        grid = cells(args.only, args.seeds, args.strong)
+        ours = {"ours": True, "rivals": False}.get(args.arms)
+        wanted = [cell for cell in grid if ours in (None, cell.policy.startswith("cp_ray"))]
+        print(run(results, wanted, args.cells, args.jobs), "cells played")
 
 
 if __name__ == "__main__":

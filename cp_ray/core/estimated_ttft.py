@@ -11,13 +11,21 @@ nothing to set.
 from __future__ import annotations
 
 import math
+from array import array
 from collections import deque
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from cp_ray.core.prefill_curve import PrefillCurve
 from cp_ray.core.types import ReplicaId
 from cp_ray.errors import InvariantError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float64]
 
 PRIOR = PrefillCurve(base_s=0.0, per_new_s=1e-4, per_new_squared_s=0.0, per_pair_s=0.0)
 """Until the first fit. Placement compares waits with prefills: the unit falls out."""
@@ -37,6 +45,10 @@ SPREAD = 512
 """Requests over which the p90 is taken."""
 
 
+COLUMNS = 5
+"""Of a run as a row: prompts, new tokens, pairs, answers beside it, seconds."""
+
+
 class _Run(msgspec.Struct):
     """Sums over the prompts of a run. pairs: of each new token with the tokens before it.
 
@@ -48,6 +60,10 @@ class _Run(msgspec.Struct):
     new: int = 0
     pairs: float = 0.0
     seconds: float = 0.0
+
+    def row(self) -> tuple[float, ...]:
+        """By COLUMNS."""
+        return self.prompts, self.new, self.pairs, self.answering, self.seconds
 
     def expected_s(self, curve: PrefillCurve, per_answer_s: float) -> float:
         return (
@@ -65,7 +81,8 @@ class PrefillTimes:
         self.curve = PRIOR
         self.per_answer_s = 0.0
         self.fitted = False
-        self._runs: deque[tuple[ReplicaId, _Run]] = deque(maxlen=RUNS)
+        self._runs = array("d")  # rows of COLUMNS, and whose each is
+        self._run_of: deque[ReplicaId] = deque(maxlen=RUNS)
         self._open: dict[ReplicaId, _Run] = {}
         self._next_fit = ENOUGH
         self._log_slowness: dict[ReplicaId, float] = {}
@@ -145,9 +162,12 @@ class PrefillTimes:
             step = max(-1.0, min(1.0, step)) * min(1.0, run.prompts / seen)
             self._log_slowness[replica], self._seen[replica] = mean + step, seen
             self._slowness[replica] = math.exp(mean + step)
-        self._runs.append((replica, run))
+        self._runs.extend(run.row())
+        self._run_of.append(replica)
+        if len(self._runs) > RUNS * COLUMNS:
+            del self._runs[:COLUMNS]
         self._next_fit -= 1
-        if self._next_fit <= 0 and len(self._runs) >= ENOUGH:
+        if self._next_fit <= 0 and len(self._run_of) >= ENOUGH:
             self._fit()
 
     def _fit(self) -> None:
@@ -157,16 +177,14 @@ class PrefillTimes:
         for replica in known:
             known[replica] -= mean
             self._slowness[replica] = math.exp(known[replica])
-        slowness = [self.slowness(replica) for replica, _ in self._runs]
-        runs = [run for _, run in self._runs]
+        import numpy as np
+
+        runs = np.array(self._runs).reshape(-1, COLUMNS)
+        slowness = np.array([self.slowness(replica) for replica in self._run_of])
         found = _fit(runs, slowness)
-        kept = [
-            at
-            for at, run in enumerate(runs)
-            if run.seconds <= OUTLIER * slowness[at] * run.expected_s(*found)
-        ]
-        if ENOUGH <= len(kept) < len(runs):
-            found = _fit([runs[at] for at in kept], [slowness[at] for at in kept])
+        kept = runs[:, -1] <= OUTLIER * slowness * _expected_s(runs, *found)
+        if ENOUGH <= int(kept.sum()) < len(runs):
+            found = _fit(runs[kept], slowness[kept])
         curve = found[0]
         if curve.base_s + curve.per_new_s + curve.per_pair_s > 0:
             self.curve, self.per_answer_s = found
@@ -177,12 +195,21 @@ class PrefillTimes:
         """Raise InvariantError unless speeds are finite and what is kept is bounded."""
         if any(not math.isfinite(slowness) for slowness in self._log_slowness.values()):
             raise InvariantError("prefill times: a replica's speed is no number")
-        if len(self._runs) > RUNS or len(self._ratios) > SPREAD:
+        if len(self._run_of) > RUNS or len(self._ratios) > SPREAD:
             raise InvariantError("prefill times: more is kept than the limit")
 
 
-def _fit(runs: list[_Run], slowness: list[float]) -> tuple[PrefillCurve, float]:
+def _expected_s(runs: Floats, curve: PrefillCurve, per_answer_s: float) -> Floats:
+    """As `_Run.expected_s`, of rows."""
+    prompts, new, pairs, answering, _ = runs.T
+    base = curve.base_s * prompts + per_answer_s * answering
+    return base + curve.per_new_s * new + curve.per_pair_s * pairs
+
+
+def _fit(runs: Floats, slowness: Floats) -> tuple[PrefillCurve, float]:
     """The curve, and the seconds that each answer beside it adds to a prompt.
+
+    runs: rows of COLUMNS. slowness: of each run's replica.
 
     One coefficient for all attention, that of new tokens among themselves and onto cached ones.
 
@@ -191,11 +218,8 @@ def _fit(runs: list[_Run], slowness: list[float]) -> tuple[PrefillCurve, float]:
     import numpy as np
     from scipy.optimize import nnls
 
-    terms = np.array(
-        [[run.prompts, run.new, run.pairs, run.answering] for run in runs], dtype=float
-    )
-    seconds = np.array([run.seconds for run in runs]) / np.array(slowness)
-    terms /= seconds[:, None]
+    seconds = runs[:, -1] / slowness
+    terms = runs[:, :-1] / seconds[:, None]
     scale = np.maximum(terms.max(axis=0), np.finfo(float).tiny)
     found, _ = nnls(terms / scale, np.ones(len(runs)))
     for column in _RIVALS_OF_NEW:

@@ -5,11 +5,10 @@ The load ledger and all that is learnt from it, changed together.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from cp_ray.core.estimated_ttft import PrefillTimes
-from cp_ray.core.load import LoadLedger, Work
+from cp_ray.core.load import IDLE, LoadLedger, Work
 from cp_ray.core.placement import ANSWER_STEPS, Congestion, Option
 from cp_ray.core.room import Room
 from cp_ray.core.types import ReplicaId, ReplicaInfo, RequestId
@@ -26,7 +25,7 @@ class FleetLoad:
         self.times = PrefillTimes()
         self.congestion = Congestion()
         self.room = Room()
-        self._assigned: Counter[ReplicaId] = Counter()
+        self._assigned: dict[ReplicaId, int] = {}
         self.judged = 0
         self.within_p90 = 0
 
@@ -61,16 +60,16 @@ class FleetLoad:
         return self.ledger.wait_s(info.replica, now) + room_s
 
     def options(
-        self, infos: Sequence[ReplicaInfo], held: Sequence[int], total: int, now: float
+        self, infos: list[ReplicaInfo], held: list[int], total: int, now: float
     ) -> list[Option]:
         """Each replica's offer for a prompt of `total` tokens, so many of which it holds."""
-        ledger, room, times = self.ledger, self.room, self.times
+        queues, room, times = self.ledger.queues, self.room, self.times
         offers = []
         last, alone_s = -1, 0.0
         answer_s = ANSWER_STEPS * times.per_answer_s
-        for info, cached in zip(infos, held, strict=True):
-            replica = info.replica
-            queue = ledger.queue(replica)
+        for at, info in enumerate(infos):
+            replica, cached = info.replica, held[at]
+            queue = queues.get(replica, IDLE)
             new = total - cached
             if cached != last:  # most hold as much as the one before: the head, or nothing
                 last, alone_s = cached, times.curve.seconds(cached, new)
@@ -97,7 +96,7 @@ class FleetLoad:
         work = Work(cached, new, seconds, option.wait_s + seconds)
         self.ledger.reserve(request, option.replica, work, now)
         self.congestion.planned(seconds, replicas, now)
-        self._assigned[option.replica] += 1
+        self._assigned[option.replica] = self._assigned.get(option.replica, 0) + 1
         return work
 
     def moved(self, request: RequestId, info: ReplicaInfo | None, tokens: int, now: float) -> None:
@@ -140,7 +139,7 @@ class FleetLoad:
 
     def assigned(self, replica: ReplicaId) -> int:
         """Requests ever planned there."""
-        return self._assigned[replica]
+        return self._assigned.get(replica, 0)
 
     def drop_replica(self, replica: ReplicaId) -> None:
         """The replica is gone."""

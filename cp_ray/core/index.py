@@ -126,7 +126,7 @@ class ContextIndex:
 
     def _lay_out(self, window: Sequence[PlanRequest], now: float) -> Iterator[_Laid]:
         """The window in the order of planning and sending."""
-        live = [self.replicas.live[replica] for replica in self.replicas.usable]
+        live = self.replicas.usable_infos
         if not live:
             yield from (_Laid(request) for request in window)
             return
@@ -153,7 +153,7 @@ class ContextIndex:
         wanted = self.reuse.wanted(request)
         held = self.reuse.held(wanted)
         live = self.replicas.live
-        infos = [live[replica] for replica in held if laid.replica in (None, replica)]
+        infos = self.replicas.usable_infos if laid.replica is None else [live[laid.replica]]
         there = [held[info.replica].tokens for info in infos]
         options = self.load.options(infos, there, wanted.total, now)
         price = self.load.congestion.price(min(option.wait_s for option in options))

@@ -7,6 +7,7 @@ Every free is idempotent; a reservation whose end was never heard is swept after
 from __future__ import annotations
 
 import math
+from typing import final
 
 import msgspec
 
@@ -40,7 +41,7 @@ class Done(msgspec.Struct, frozen=True):
     ttft_s: float
 
 
-class Reservation(msgspec.Struct):
+class Reservation(msgspec.Struct, gc=False):
     """One request's load. since: planned, then first token. prefilled: only the answer is left."""
 
     replica: ReplicaId
@@ -49,13 +50,14 @@ class Reservation(msgspec.Struct):
     prefilled: bool = False
 
 
+@final
 class Queue:
     """What one replica has to do. waiting: without a first token, in order of sending.
 
-    began: when the first of them could begin.
+    began: when the first of them could begin. first_s: how long that one takes.
     """
 
-    __slots__ = ("began", "new_tokens", "pinned", "running", "seconds", "waiting")
+    __slots__ = ("began", "first_s", "new_tokens", "pinned", "running", "seconds", "waiting")
 
     def __init__(self) -> None:
         self.waiting: dict[RequestId, Work] = {}
@@ -64,13 +66,35 @@ class Queue:
         self.running = 0
         self.pinned = 0
         self.began = 0.0
+        self.first_s = 0.0
+
+    def add(self, request: RequestId, work: Work, now: float) -> None:
+        """One more in the line."""
+        if not self.waiting:
+            self.began = now
+            self.first_s = work.seconds
+        self.waiting[request] = work
+        self.new_tokens += work.new
+        self.seconds += work.seconds
+        self.running += 1
+        self.pinned += work.new
+
+    def prefilled(self, request: RequestId, work: Work) -> None:
+        """It has had its first token, or left the line."""
+        del self.waiting[request]
+        self.new_tokens -= work.new
+        if self.waiting:
+            self.seconds -= work.seconds
+            self.first_s = next(iter(self.waiting.values())).seconds
+        else:
+            self.seconds = 0.0  # sums of floats drift: an empty queue is exactly empty
 
     def wait_s(self, now: float) -> float:
         """Seconds until all that is planned there is prefilled."""
         if not self.waiting:
             return 0.0
-        head = next(iter(self.waiting.values())).seconds
-        return max(0.0, self.seconds - min(max(0.0, now - self.began), head * (1 - LATE_SHARE)))
+        done_s = min(max(0.0, now - self.began), self.first_s * (1 - LATE_SHARE))
+        return max(0.0, self.seconds - done_s)
 
     @property
     def answering(self) -> int:
@@ -78,7 +102,8 @@ class Queue:
         return self.running - len(self.waiting)
 
 
-_IDLE = Queue()
+IDLE = Queue()
+"""Of a replica that has nothing to do; never changed."""
 
 
 class LoadLedger:
@@ -113,7 +138,7 @@ class LoadLedger:
         if held.prefilled:
             return None
         queue = self._queues[held.replica]
-        self._dequeue(queue, request, held.work)
+        queue.prefilled(request, held.work)
         seconds = max(0.0, now - queue.began)
         queue.began = now
         return Done(held.replica, held.work, seconds, ended - held.since)
@@ -143,11 +168,11 @@ class LoadLedger:
 
     def prefill_tokens(self, replica: ReplicaId) -> int:
         """Prompt tokens planned on the replica and not yet prefilled."""
-        return self._queues.get(replica, _IDLE).new_tokens
+        return self._queues.get(replica, IDLE).new_tokens
 
     def wait_s(self, replica: ReplicaId, now: float) -> float:
         """Seconds until the replica has prefilled all that is planned there."""
-        return self._queues.get(replica, _IDLE).wait_s(now)
+        return self._queues.get(replica, IDLE).wait_s(now)
 
     def busy_share(self, replicas: int) -> float:
         """Share of the live replicas, of which there are so many, with prefill to do."""
@@ -156,48 +181,38 @@ class LoadLedger:
 
     def running(self, replica: ReplicaId) -> int:
         """Requests on the replica that have not ended."""
-        return self._queues.get(replica, _IDLE).running
+        return self._queues.get(replica, IDLE).running
 
     def answering(self, replica: ReplicaId) -> int:
         """Requests on the replica that have had their first token."""
-        return self._queues.get(replica, _IDLE).answering
+        return self._queues.get(replica, IDLE).answering
 
-    def queue(self, replica: ReplicaId) -> Queue:
-        """All that the replica has to do, to be read only."""
-        return self._queues.get(replica, _IDLE)
+    @property
+    def queues(self) -> dict[ReplicaId, Queue]:
+        """What each replica has to do, to be read only; none of it where a replica has no entry."""
+        return self._queues
 
     def pinned_tokens(self, replica: ReplicaId) -> int:
         """Cache that running requests took up for themselves: what they did not find there."""
-        return self._queues.get(replica, _IDLE).pinned
+        return self._queues.get(replica, IDLE).pinned
 
     def __len__(self) -> int:
         return len(self._reservations)
 
     def _add(self, request: RequestId, replica: ReplicaId, work: Work, now: float) -> None:
-        queue = self._queues.setdefault(replica, Queue())
-        if not queue.waiting:
-            queue.began = now
-        queue.waiting[request] = work
-        queue.new_tokens += work.new
-        queue.seconds += work.seconds
-        queue.running += 1
-        queue.pinned += work.new
+        queue = self._queues.get(replica)
+        if queue is None:
+            queue = self._queues[replica] = Queue()
+        queue.add(request, work, now)
 
     def _take(self, request: RequestId, held: Reservation) -> None:
         queue = self._queues[held.replica]
         if not held.prefilled:
-            self._dequeue(queue, request, held.work)
+            queue.prefilled(request, held.work)
         queue.running -= 1
         queue.pinned -= held.work.new
         if not queue.running:
             del self._queues[held.replica]
-
-    @staticmethod
-    def _dequeue(queue: Queue, request: RequestId, work: Work) -> None:
-        del queue.waiting[request]
-        queue.new_tokens -= work.new
-        # Sums of floats drift: an empty queue is exactly empty.
-        queue.seconds = queue.seconds - work.seconds if queue.waiting else 0.0
 
     def check(self) -> None:
         """Raise InvariantError unless the sums equal the reservations."""

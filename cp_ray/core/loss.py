@@ -69,7 +69,7 @@ class Known(Protocol):
         """Who is live, and believed."""
 
 
-class Held(msgspec.Struct, frozen=True):
+class Held(msgspec.Struct, frozen=True, gc=False):
     """Who had how much of a prompt, in the order planned, when it was planned. Tokens of prompt.
 
     own: (holder bit, tokens) of the replica it was planned to. runs: (tokens, holder bits of
@@ -107,7 +107,7 @@ class Losses(msgspec.Struct):
         return self.by_cause["unexplained"] / lost if lost else 0.0
 
 
-class _Open(msgspec.Struct):
+class _Open(msgspec.Struct, gc=False):
     request: PlanRequest
     planned: Context
     held: Held

@@ -8,9 +8,10 @@ own recomputation (docs/decisions/0004).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import final
 
 from cp_ray.core.types import ReplicaId
+from cp_ray.errors import InvariantError
 
 MEMORY_S = 30.0
 MIN_SPAN_S = 5.0
@@ -30,6 +31,7 @@ ANSWER_STEPS = 3
 its steps would send requests away from what they share (benchmarks/LOG.md, Chain-of-Agents)."""
 
 
+@final
 class Option:
     """One replica's offer. wait_s: prefill ahead of us, and for room. own_s: our prefill.
 
@@ -56,6 +58,14 @@ class Option:
         self.running = running
         self.assigned = assigned
         self.beside_s = beside_s
+
+    def before(self, other: Option) -> bool:
+        """Whether it wins a tie: fewer running, then fewer ever assigned, then by name."""
+        if self.running != other.running:
+            return self.running < other.running
+        if self.assigned != other.assigned:
+            return self.assigned < other.assigned
+        return self.replica < other.replica
 
 
 class Congestion:
@@ -101,14 +111,21 @@ class Congestion:
         return min(PRICE_FLOOR + rho / (1.0 - rho) * shortest_wait_s / self._usual_s, PRICE_CEILING)
 
 
-def choose(options: Sequence[Option], price: float) -> Option:
+def choose(options: list[Option], price: float) -> Option:
     """The cheapest option; near ties to fewer running, then fewer ever assigned, then by name.
 
     Near, as estimates are: else one that seems a little faster would get all that is new.
     """
-    costs = [option.wait_s + option.own_s * price + option.beside_s for option in options]
-    near = min(costs) * (1.0 + NEAR)
-    return min(
-        [option for option, cost in zip(options, costs, strict=True) if cost <= near],
-        key=lambda option: (option.running, option.assigned, option.replica),
-    )
+    least = math.inf
+    for option in options:
+        cost = option.wait_s + option.own_s * price + option.beside_s
+        least = min(cost, least)
+    near = least * (1.0 + NEAR)
+    best: Option | None = None
+    for option in options:
+        cost = option.wait_s + option.own_s * price + option.beside_s
+        if cost <= near and (best is None or option.before(best)):
+            best = option
+    if best is None:
+        raise InvariantError("placement: no replica was offered")
+    return best

@@ -63,9 +63,16 @@ class PrefixCache:
         """Whether a prompt of so many tokens fits into the empty cache."""
         return self._capacity is None or -(-tokens // self.page_size) <= self._capacity
 
+    def lay_out(self, pieces: Sequence[Piece]) -> Layout:
+        """The prompt cut into the spans of this cache's pages. Changes nothing."""
+        return lay_out(pieces, self.page_size, last_page_apart=self._duplicates)
+
     def lookup(self, pieces: Sequence[Piece]) -> int:
         """Tokens of the prompt that `admit` would find now. Changes nothing."""
-        layout = self._lay_out(pieces)
+        return self.lookup_laid_out(self.lay_out(pieces))
+
+    def lookup_laid_out(self, layout: Layout) -> int:
+        """As `lookup`. layout: made by `lay_out` of any cache of the same pages."""
         path = self._match(layout)
         return min(path[-1].reach if path else 0, layout.most_cached) * self.page_size
 
@@ -76,7 +83,7 @@ class PrefixCache:
         """
         if request_id in self._running:
             raise InvariantError(f"request {request_id} is running; give each its own request id")
-        layout = self._lay_out(pieces)
+        layout = self.lay_out(pieces)
         path = self._match(layout)
         found = path[-1].reach if path else 0
         cached = min(found, layout.most_cached)
@@ -190,9 +197,6 @@ class PrefixCache:
         _demand(self._capacity is None or pages <= self._capacity, "more pages than capacity")
         _demand(self._left.keys() == self._node_of.keys(), "a record without a node")
         _demand(len(self._left) <= self._record_limit, "more records than the limit")
-
-    def _lay_out(self, pieces: Sequence[Piece]) -> Layout:
-        return lay_out(pieces, self.page_size, last_page_apart=self._duplicates)
 
     def _match(self, layout: Layout) -> list[Node]:
         """The path of nodes that hold the prompt's leading pages."""

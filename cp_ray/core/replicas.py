@@ -35,7 +35,7 @@ planned here; their numbers do: the next one is neither a gap nor a new epoch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 
 import msgspec
@@ -84,7 +84,11 @@ class Due(msgspec.Struct, frozen=True):
 
 
 class ReplicaTable:
-    """Owner of the live set. `bit` numbers replicas for holder bit sets; bit 0 is nobody."""
+    """Owner of the live set. `bit` numbers replicas for holder bit sets; bit 0 is nobody.
+
+    usable: live replicas that are not shunned, all of them when every one is; not to be changed.
+    usable_infos, usable_bits: the same with what they told of themselves, with their numbers.
+    """
 
     def __init__(self) -> None:
         self._infos: dict[ReplicaId, ReplicaInfo] = {}
@@ -95,22 +99,19 @@ class ReplicaTable:
         self._resyncing: set[ReplicaId] = set()
         self._shunned: frozenset[ReplicaId] = frozenset()
         self._absent: dict[ReplicaId, tuple[int, int]] = {}
+        self.usable: list[ReplicaId] = []
+        self.usable_infos: list[ReplicaInfo] = []
+        self.usable_bits: list[tuple[ReplicaId, int]] = []
 
     @property
     def live(self) -> Mapping[ReplicaId, ReplicaInfo]:
         """Replicas that can take requests."""
         return self._infos
 
-    @property
-    def usable(self) -> Sequence[ReplicaId]:
-        """Live replicas that are not shunned; all of them when every one is."""
-        if not self._shunned:
-            return list(self._infos)
-        return [name for name in self._infos if name not in self._shunned] or list(self._infos)
-
     def shun(self, replicas: Collection[ReplicaId]) -> None:
         """Plan nothing there while others are usable; in place of those shunned before."""
         self._shunned = frozenset(replicas)
+        self._changed()
 
     @property
     def mask(self) -> int:
@@ -149,6 +150,7 @@ class ReplicaTable:
                 self._replica[bit] = replica
                 self._live_mask |= 1 << bit
             self._infos[replica] = info
+        self._changed()
         return left
 
     def drop(self, replica: ReplicaId) -> None:
@@ -159,6 +161,7 @@ class ReplicaTable:
         del self._replica[bit]
         self._live_mask ^= 1 << bit
         self._resyncing.discard(replica)
+        self._changed()
 
     def receive(self, message: EvictionReport | Dump) -> Verdict:
         """Judge a message by the table above and advance."""
@@ -218,6 +221,13 @@ class ReplicaTable:
         owing = {name for name, expected in self._expected.items() if expected.needs is not None}
         if owing != self._resyncing:
             raise InvariantError("replica table: those that owe a dump are not those resyncing")
+
+    def _changed(self) -> None:
+        """Every plan reads these lists: they are made when the live set changes, not each time."""
+        names = [name for name in self._infos if name not in self._shunned] or list(self._infos)
+        self.usable = names
+        self.usable_infos = [self._infos[name] for name in names]
+        self.usable_bits = [(name, self._bit[name]) for name in names]
 
     def _heard_absent(self, message: EvictionReport | Dump) -> None:
         position = (message.epoch, message.seq + 1)

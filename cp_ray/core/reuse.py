@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, final
 
 import msgspec
 
@@ -20,7 +20,7 @@ from cp_ray.core.search import Candidate, best_per_holder, fixed_search, greedy_
 from cp_ray.core.types import BlockId, Context, PlanRequest, ReplicaId
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class Wanted(msgspec.Struct, frozen=True, gc=False):
     """A request to be planned. tokens: of each block. total: of the whole prompt."""
 
     request: PlanRequest
@@ -29,11 +29,18 @@ class Wanted(msgspec.Struct, frozen=True):
     candidates: list[Candidate]
 
 
-class Held(msgspec.Struct, frozen=True):
-    """What one replica has of a request. tokens: leading ones of the prompt, head included."""
+@final
+class Held:
+    """What one replica has of a request. tokens: leading ones of the prompt, head included.
 
-    match: Candidate | None
-    tokens: int
+    Never changed; a plain class, as `search.Candidate` is.
+    """
+
+    __slots__ = ("match", "tokens")
+
+    def __init__(self, match: Candidate | None, tokens: int) -> None:
+        self.match = match
+        self.tokens = tokens
 
 
 class Reuse:
@@ -71,15 +78,15 @@ class Reuse:
         of_head = tree.root.holders if tree is not None else 0
         before = memory.records.get(request.predecessor) if request.predecessor else None
         head_only, nothing = Held(None, request.head_tokens), Held(None, 0)
-        found = {}
-        for replica in replicas.usable:
-            bit = replicas.bit(replica)
+        found: dict[ReplicaId, Held] = {}
+        head_tokens = request.head_tokens
+        believed = replicas.mask
+        for replica, bit in replicas.usable_bits:
             match = matches.get(bit)
-            if not replicas.believed(replica):
+            if not believed >> bit & 1:
                 found[replica] = nothing
             elif of_head >> bit & 1:
-                tokens = request.head_tokens
-                found[replica] = Held(match, tokens + match.tokens) if match else head_only
+                found[replica] = Held(match, head_tokens + match.tokens) if match else head_only
             elif before is not None and before.replica == replica:
                 found[replica] = Held(match, min(before.tokens_left, request.head_tokens))
             else:

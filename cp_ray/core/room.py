@@ -21,8 +21,9 @@ class Room:
     def wait_s(self, pinned: int, need: int, capacity: int) -> float:
         """Seconds until `need` tokens are free, `pinned` of `capacity` being taken or spoken for.
 
-        Those running end evenly over one mean answer, so pinned / answer_s tokens come free a
-        second.
+        Those running end evenly over one mean answer. They are what fits: what is spoken for
+        beyond that waits itself, and frees nothing until it has run.
         """
         lacking = pinned + need - capacity
-        return self.answer_s * lacking / pinned if lacking > 0 and pinned else 0.0
+        running = min(pinned, capacity)
+        return self.answer_s * lacking / running if lacking > 0 and running else 0.0

@@ -1,4 +1,7 @@
-"""Values that cross boundaries: frozen structs and NewType identities. No behaviour."""
+"""Values that cross boundaries: frozen structs and NewType identities. No behaviour.
+
+gc=False: of those made for every request; no value can hold itself.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ Context = tuple[BlockId, ...]
 """Distinct block ids of one request, in order."""
 
 
-class PlanRequest(msgspec.Struct, frozen=True, array_like=True):
+class PlanRequest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the index needs to know of one request: ids and token counts, never text.
 
     context: distinct ids, best first. block_tokens: tokens of each, same order and length.
@@ -42,7 +45,7 @@ class PlanRequest(msgspec.Struct, frozen=True, array_like=True):
     traceparent: str | None = None
 
 
-class Step(msgspec.Struct, frozen=True, array_like=True):
+class Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The plan for one request.
 
     context: a permutation of the request's. replica: None = balance by load alone.

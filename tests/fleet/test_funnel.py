@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fleet import TRACES
+from benchmarks.fleet_grid import TRACES
 from cp_ray.core.loss import CAUSES
 from cp_ray.core.prefix_cache import PrefixCache
 from cp_ray.replay.fleet.arrivals import poisson

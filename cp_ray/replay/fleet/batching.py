@@ -10,6 +10,7 @@ its end. Left out: preemption, and pages of output tokens (`core/prefix_cache` h
 from __future__ import annotations
 
 from collections import deque
+from heapq import heappop, heappush
 from math import inf
 
 from cp_ray.core.prefix_cache import PrefixCache
@@ -21,22 +22,14 @@ STEP_TOKENS = 8192
 SEQUENCES = 256
 
 
-class _Sequence:
-    """One running request. done: prompt tokens in the cache. left: output tokens to come."""
-
-    __slots__ = ("done", "left", "live")
-
-    def __init__(self, live: Live, done: int) -> None:
-        self.live = live
-        self.done = done
-        self.left = live.job.output_tokens
-
-
 class BatchingReplica:
     """One replica. `next_s`: when it next has something to tell; `advance` then returns it.
 
     Steps in which all only answer are alike until one ends or a request comes: they are taken at
-    once (`_leap` of them).
+    once (`_leap` of them). A step costs no work for those that answer: each gets one token in
+    every step, so an answer ends when `_ticks`, the steps so far, reaches a number known at its
+    first token. This holds because a prompt that a step leaves unfinished took the last of the
+    budget: it is the newest of those that run, all others answer, and these come first.
     """
 
     def __init__(
@@ -50,10 +43,14 @@ class BatchingReplica:
         self.next_s = inf
         self._cost = cost
         self._step_tokens = step_tokens
-        self._sequences = sequences
+        # As vLLM demands: with fewer tokens in a step, some that run would get none.
+        self._sequences = min(sequences, step_tokens - 1)
         self._waiting: deque[Live] = deque()
-        self._running: list[_Sequence] = []
-        self._chunks: list[tuple[_Sequence, int]] = []
+        self._answering: list[tuple[int, int, Live]] = []
+        self._unfinished: tuple[Live, int] | None = None
+        self._chunks: list[tuple[Live, int, int]] = []
+        self._ticks = 0
+        self._number = 0
         self._began_s = 0.0
         self._step_s = 0.0
         self._leap = 1
@@ -71,68 +68,60 @@ class BatchingReplica:
         """End the step: requests whose first token came, and requests that ended."""
         now = self.next_s
         first: list[Live] = []
+        for live, done, new in self._chunks:
+            if done + new < live.prompt_tokens:
+                self._unfinished = live, done + new
+                continue
+            self.cache.prefilled(live.request_id)
+            live.first_s = now
+            first.append(live)
+        self._ticks += self._leap
         ended: list[Live] = []
-        finished_prefill = set()
-        for sequence, tokens in self._chunks:
-            sequence.done += tokens
-            live = sequence.live
-            if sequence.done >= live.prompt_tokens:
-                self.cache.prefilled(live.request_id)
-                live.first_s = now
-                first.append(live)
-                sequence.left -= 1
-                finished_prefill.add(sequence)
-        going: list[_Sequence] = []
-        for sequence in self._running:
-            if sequence.done >= sequence.live.prompt_tokens:
-                if sequence not in finished_prefill:
-                    sequence.left -= self._leap
-                if sequence.left <= 0:
-                    sequence.live.ended_s = now
-                    self.cache.release(sequence.live.request_id)
-                    ended.append(sequence.live)
-                    continue
-            going.append(sequence)
-        self._running = going
+        while self._answering and self._answering[0][0] <= self._ticks:
+            ended.append(heappop(self._answering)[2])
+        for live in first:
+            if live.job.output_tokens <= 1:
+                ended.append(live)
+            else:
+                self._number += 1
+                last = self._ticks + live.job.output_tokens - 1
+                heappush(self._answering, (last, self._number, live))
+        for live in ended:
+            live.ended_s = now
+            self.cache.release(live.request_id)
         self._begin(now)
         return first, ended
 
     def _begin(self, now: float) -> None:
         """Form the next step; `next_s` is its end."""
-        budget = self._step_tokens
-        answering = 0
-        seconds = self._cost.fixed_s
-        chunks = self._chunks = []
-        for sequence in self._running:
-            if budget <= 0:
-                break
-            left = sequence.live.prompt_tokens - sequence.done
-            if left <= 0:
-                answering += 1
-                budget -= 1
-            else:
-                new = min(left, budget)
-                budget -= new
-                chunks.append((sequence, new))
-        while self._waiting and budget > 0 and len(self._running) < self._sequences:
+        answering = len(self._answering)
+        budget = self._step_tokens - answering
+        chunks: list[tuple[Live, int, int]] = []
+        if self._unfinished is not None:
+            live, done = self._unfinished
+            self._unfinished = None
+            new = min(live.prompt_tokens - done, budget)
+            budget -= new
+            chunks.append((live, done, new))
+        while self._waiting and budget > 0 and answering + len(chunks) < self._sequences:
             live = self._waiting[0]
             cached = self.cache.admit(live.request_id, live.pieces)
             if cached is None:
                 break
             self._waiting.popleft()
             live.cached = cached
-            sequence = _Sequence(live, cached)
-            self._running.append(sequence)
             new = min(live.prompt_tokens - cached, budget)
             budget -= new
-            chunks.append((sequence, new))
-        if not self._running:
+            chunks.append((live, cached, new))
+        self._chunks = chunks
+        if not chunks and not answering:
             self.next_s = inf
             return
-        for sequence, new in chunks:
-            seconds += self._cost.chunk_s(sequence.done, new)
+        seconds = self._cost.fixed_s
+        for _, done, new in chunks:
+            seconds += self._cost.chunk_s(done, new)
         seconds += self._cost.decode_s * answering
         # While all only answer, nothing changes until one ends (or comes: `submit`).
-        self._leap = 1 if chunks else min(sequence.left for sequence in self._running)
+        self._leap = 1 if chunks else self._answering[0][0] - self._ticks
         self._began_s, self._step_s = now, seconds
         self.next_s = now + self._leap * seconds

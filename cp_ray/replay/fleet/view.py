@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cp_ray.core.pages import Piece
+from cp_ray.core.pages import Layout, Piece
 from cp_ray.core.prefix_cache import PrefixCache
 from cp_ray.replay.fleet.job import Live
 
@@ -29,15 +29,18 @@ class FleetView:
         self.sent = [0] * len(caches)
         self._caches = caches
         self._missing: dict[str, int] = {}
+        self._pieces: Sequence[Piece] = ()
+        self._layout = caches[0].lay_out(())
 
     def held(self, pieces: Sequence[Piece]) -> list[int]:
         """Leading tokens of the prompt that each replica has, or will when its prefills end."""
-        return [cache.lookup(pieces) for cache in self._caches]
+        layout = self._laid_out(pieces)
+        return [cache.lookup_laid_out(layout) for cache in self._caches]
 
     def submitted(self, live: Live) -> None:
         """The request was sent to `live.replica`."""
         at = live.replica
-        missing = live.prompt_tokens - self._caches[at].lookup(live.pieces)
+        missing = live.prompt_tokens - self._caches[at].lookup_laid_out(self._laid_out(live.pieces))
         self._missing[live.request_id] = missing
         self.running[at] += 1
         self.waiting[at] += 1
@@ -54,3 +57,9 @@ class FleetView:
         """It holds nothing any more."""
         self.running[live.replica] -= 1
         self.context_tokens[live.replica] -= live.prompt_tokens
+
+    def _laid_out(self, pieces: Sequence[Piece]) -> Layout:
+        """Once for all caches, which are alike; and once for the same prompt asked for again."""
+        if pieces is not self._pieces:
+            self._pieces, self._layout = pieces, self._caches[0].lay_out(pieces)
+        return self._layout

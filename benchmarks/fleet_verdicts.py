@@ -1,0 +1,166 @@
+"""Which goals of the fleet the rows meet, and by how much each cell misses: `--report`.
+
+A cell here is a part at one load, means over its seeds. A goal is judged only where its rows are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from cp_ray.replay.fleet.bench import FleetRow
+from cp_ray.replay.fleet.report import Group, groups
+
+TIE = 0.02
+OURS = "cp_ray"
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """One cell of one goal. by: share by which it is missed, negative where it is met."""
+
+    where: str
+    by: float
+    said: str
+
+
+class Place(msgspec.Struct, frozen=True):
+    """One part at one load: our arm, the same without one of its parts, and the rivals'."""
+
+    name: str
+    trace: str
+    model: str
+    cache_tokens: int
+    load: float
+    ours: Group
+    ablated: tuple[Group, ...]
+    rivals: tuple[Group, ...]
+
+    def best(self, field: str, suits: Callable[[Group], bool] = lambda _: True) -> Group | None:
+        """The rival that is lowest in a field."""
+        suited = [rival for rival in self.rivals if suits(rival)]
+        return min(suited, key=lambda rival: rival.mean(field), default=None)
+
+
+def places(rows: Sequence[FleetRow], arrivals: str = "poisson") -> list[Place]:
+    """Every cell that has rows of cp_ray."""
+    found: dict[str, list[Group]] = {}
+    for group in groups([row for row in rows if row.arrivals == arrivals]):
+        row = group.rows[0]
+        part = f"{row.trace} {row.replicas}x{row.cache_tokens // 1000}k {row.model}"
+        found.setdefault(f"{part}, {row.load:g}", []).append(group)
+    places = []
+    for name, members in found.items():
+        ours = next((group for group in members if group.arm == OURS), None)
+        if ours is not None:
+            row = ours.rows[0]
+            ablated = tuple(group for group in members if group.arm.startswith(f"{OURS}-"))
+            rivals = tuple(group for group in members if not group.arm.startswith(OURS))
+            fleet = (row.trace, row.model, row.cache_tokens, row.load)
+            places.append(Place(name, *fleet, ours, ablated, rivals))
+    return places
+
+
+def verdicts(rows: Sequence[FleetRow]) -> str:
+    """A Markdown list: each goal, in how many of its cells it is met, and what is missing."""
+    open_loop, closed = places(rows), places(rows, "closed")
+    shared = [place for place in open_loop if not place.trace.endswith("_no_overlap")]
+    goals = {
+        "mean TTFT lowest (within 2%)": _lowest(shared, "ttft_mean_s"),
+        "p99 TTFT lowest (within 2%)": _lowest(shared, "ttft_p99_s"),
+        "throughput highest (within 2%)": _throughput(shared),
+        "multihoprag at 0.8: mean TTFT at least 2x under the best without reordering": _times(
+            shared, 2.0, lambda rival: rival.rows[0].order == "none"
+        ),
+        "multihoprag at 0.8: at least 1.3x under the best with the paper's order": _times(
+            shared, 1.3, lambda rival: rival.rows[0].order != "none"
+        ),
+        "multihoprag: throughput at saturation at least 2x round robin": _saturated(closed),
+        "serial, 300k: multihoprag at 1.2 within 1.2x of its mean at 0.5": _steady(shared),
+        "serial, 300k: qasper at 1.2 below 2.6 s": _below(shared, 2.6),
+        "without overlap: within 2% of least_loaded": _apart(open_loop),
+    }
+    return "\n".join(line for goal, cells in goals.items() for line in _lines(goal, list(cells)))
+
+
+def _lines(goal: str, cells: list[Judged]) -> Iterator[str]:
+    missed = sorted((cell for cell in cells if cell.by > 1e-9), key=lambda cell: -cell.by)
+    if not cells:
+        yield f"- **{goal}**: not played"
+        return
+    said = "met" if not missed else "missed"
+    yield f"- **{goal}**: {said} ({len(cells) - len(missed)} of {len(cells)} cells)"
+    shown = missed or (cells if len(cells) <= 8 else [])
+    for cell in shown:
+        by = f"missed by {cell.by:.1%}" if cell in missed else "met"
+        yield f"  - {cell.where}: {cell.said}: {by}"
+
+
+def _lowest(cells: Sequence[Place], field: str) -> Iterator[Judged]:
+    for place in cells:
+        best = place.best(field)
+        if best is not None:
+            mine, theirs = place.ours.mean(field), best.mean(field)
+            said = f"{mine:.3f} s, {best.arm} {theirs:.3f} s"
+            yield Judged(place.name, mine / (theirs * (1 + TIE)) - 1, said)
+
+
+def _throughput(cells: Sequence[Place]) -> Iterator[Judged]:
+    field = "throughput_tok_s"
+    for place in cells:
+        best = max(place.rivals, key=lambda rival: rival.mean(field), default=None)
+        if best is not None:
+            mine, theirs = place.ours.mean(field), best.mean(field)
+            said = f"{mine:,.0f} tokens/s, {best.arm} {theirs:,.0f}"
+            yield Judged(place.name, theirs * (1 - TIE) / mine - 1, said)
+
+
+def _times(
+    cells: Sequence[Place], factor: float, suits: Callable[[Group], bool]
+) -> Iterator[Judged]:
+    for place in cells:
+        if place.trace != "multihoprag" or place.load != 0.8 or place.cache_tokens > 1_000_000:
+            continue
+        best = place.best("ttft_mean_s", suits)
+        if best is not None:
+            ratio = best.mean("ttft_mean_s") / place.ours.mean("ttft_mean_s")
+            said = f"{ratio:.2f}x under {best.arm} ({best.mean('ttft_mean_s'):.3f} s)"
+            yield Judged(place.name, factor / ratio - 1, said)
+
+
+def _saturated(cells: Sequence[Place]) -> Iterator[Judged]:
+    field = "throughput_tok_s"
+    for place in cells:
+        for rival in place.rivals:
+            if rival.arm == "round_robin":
+                ratio = place.ours.mean(field) / rival.mean(field)
+                said = f"{ratio:.2f}x ({place.ours.mean(field):,.0f} tokens/s)"
+                yield Judged(f"{place.name} clients a replica", 2.0 / ratio - 1, said)
+
+
+def _steady(cells: Sequence[Place]) -> Iterator[Judged]:
+    serial = {
+        (place.name.partition(",")[0], place.load): place.ours.mean("ttft_mean_s")
+        for place in cells
+        if (place.trace, place.model, place.cache_tokens) == ("multihoprag", "serial", 300_000)
+    }
+    for (part, load), mean in serial.items():
+        if load == 1.2 and (part, 0.5) in serial:
+            ratio = mean / serial[part, 0.5]
+            yield Judged(part, ratio / 1.2 - 1, f"{ratio:.2f}x")
+
+
+def _below(cells: Sequence[Place], limit_s: float) -> Iterator[Judged]:
+    for place in cells:
+        if (place.trace, place.model, place.cache_tokens) == ("qasper", "serial", 300_000):
+            mean = place.ours.mean("ttft_mean_s")
+            if place.load == 1.2:
+                yield Judged(place.name, mean / limit_s - 1, f"{mean:.2f} s")
+
+
+def _apart(cells: Sequence[Place]) -> Iterator[Judged]:
+    for place in cells:
+        for rival in place.rivals:
+            if place.trace.endswith("_no_overlap") and rival.arm == "least_loaded":
+                ratio = place.ours.mean("ttft_mean_s") / rival.mean("ttft_mean_s")
+                yield Judged(place.name, ratio / (1 + TIE) - 1, f"{ratio:.3f}x")

@@ -33,9 +33,13 @@ class Turn(NamedTuple):
 
 
 def documents(turn: int) -> list[str]:
+    """A new one, the turn's before, and a passage that most turns share; one at first.
+
+    Several at first might be reordered, by what the index has heard of the caches until then.
+    """
     passage = " ".join(f"boiler{n}" for n in range(40))
     facts = [f"fact {n} " + f"is{n} so{n} " * 20 for n in dict.fromkeys((turn, max(turn - 1, 0)))]
-    return [*facts, f"{passage} turn {turn} only"]
+    return [*facts, f"{passage} turn {turn} only"] if turn else facts
 
 
 def kill(replica: str) -> None:

@@ -28,7 +28,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 
 .PHONY: demo demo-chaos test test-sglang test-vllm029 check chaos fuzz cluster-test docs \
   bench bench-fleet bench-overhead bench-recovery bench-timing soak schemathesis sbom test-base \
-  test-gpu-harness-0251 format venv clean
+  test-extras test-gpu-harness-0251 format venv clean
 
 demo: venv
 	$(BIN)/python -m cp_ray.demo $(ARGS)
@@ -85,6 +85,21 @@ sbom: venv .venv-tools/.ready
 .venv-tools/.ready: requirements/tools.txt
 	$(PYTHON) -m venv .venv-tools
 	.venv-tools/bin/python -m pip install -qq --disable-pip-version-check -r requirements/tools.txt
+	@touch $@
+
+# Memory and FAISS, which `make test` skips: adapters and examples with the packages themselves. Mem0
+# asks for protobuf below 7, Ray's for 7, which works for both: it is put back.
+test-extras: .venv-extras/.ready
+	.venv-extras/bin/python -m pytest -q tests/shells/test_mem0.py tests/shells/test_retrievers.py \
+	  tests/shells/test_examples.py
+
+.venv-extras/.ready: requirements/cpu.lock pyproject.toml
+	$(PYTHON) -m venv .venv-extras
+	.venv-extras/bin/python -m pip install -qq --disable-pip-version-check \
+	  -c requirements/cpu.lock -e . pytest pytest-timeout hypothesis msgpack
+	.venv-extras/bin/python -m pip install -qq --disable-pip-version-check "mem0ai>=2" "faiss-cpu>=1.10"
+	.venv-extras/bin/python -m pip install -qq --disable-pip-version-check --no-deps \
+	  -c requirements/cpu.lock protobuf
 	@touch $@
 
 # The minimal install: no extra, no engine, versions of the lock. It serves the simulated engine.
@@ -190,4 +205,4 @@ $(SGLANG)/.ready $(VLLM029)/.ready:
 
 clean:
 	rm -rf cp_ray/core/*.so cp_ray__mypyc*.so $(COMPILED) $(VENV) $(SGLANG) $(VLLM029) .venv-tools \
-	  .venv-base out .mypy_cache .ruff_cache
+	  .venv-base .venv-extras out .mypy_cache .ruff_cache

@@ -1,45 +1,75 @@
 """Labels, order annotation (paper 5.3) and location annotation (paper 6).
 
-Both annotations name blocks by label. A label depends on content only, never on rank or position,
-so the bytes of a block are the same in every prompt. Every label named occurs in the prompt sent.
+Annotations name blocks by label. A label depends on content only, never on rank or position, so the
+bytes of a block are the same in every prompt. An annotation stands behind the blocks that it names,
+and of a label it says only the word that no other label up to its own turn has; what comes later
+changes nothing (docs/decisions/0028-labels-are-words.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
-_CONSONANTS, _VOWELS, _SYLLABLES = "bdfgklmnprstvz", "aeiou", 4
+from cp_ray.core.label_words import WORDS
+
+_HEADING = re.compile(r"\[Doc ([a-z]+ [a-z]+)\]")
 
 
 def label_of(content: bytes) -> str:
-    """Eight letters that can be spoken: 24.5 bits in 3 to 4 tokens (base32 takes 6 to 7).
+    """Two words: 21.4 bits in 2 tokens.
 
-    Two blocks of one prompt share a label once in 100,000 prompts of 20 blocks; the annotation
-    is then ambiguous between these two, and nothing else.
+    Two blocks of a prompt of 20 share a label once in 14,000 prompts. Neither is named then:
+    their order stays as it was given, and no reference stands for them.
     """
     number = int.from_bytes(blake2b(content, digest_size=8).digest())
-    letters = []
-    for _ in range(_SYLLABLES):
-        for alphabet in (_CONSONANTS, _VOWELS):
-            number, index = divmod(number, len(alphabet))
-            letters.append(alphabet[index])
-    return "".join(letters)
+    number, first = divmod(number, len(WORDS))
+    return f"{WORDS[first]} {WORDS[number % len(WORDS)]}"
 
 
-def order_annotation(labels: Sequence[str]) -> str:
+def heading_label(piece: str) -> str | None:
+    """Label of a block by its rendered heading; None for a piece that is no whole block."""
+    found = _HEADING.match(piece)
+    return found[1] if found else None
+
+
+def short_names(labels: Sequence[str], among: Iterable[str]) -> list[str]:
+    """The one word of each label that no other of `among` has, else both words."""
+    found = Counter(word for label in {*among, *labels} for word in {*label.split(" ")})
+    names = []
+    for label in labels:
+        own = (word for word in label.split(" ") if found[word] == 1)
+        names.append(next(own, label))
+    return names
+
+
+def order_annotation(names: Sequence[str]) -> str:
     """Tell the model the original relevance ranking, best first (paper 5.3).
 
     Short, because it is prefilled with every reordered prompt: benchmarks/LOG.md has the count.
     """
-    ranking = " > ".join(f"[Doc {label}]" for label in labels)
-    return f"Read by priority: {ranking} and answer the question.\n\n"
+    return f"Read by priority: [Docs {' > '.join(names)}] and answer the question.\n\n"
 
 
-def location_annotation(labels: Sequence[str]) -> str:
+def location_annotation(names: Sequence[str]) -> str:
     """Stand in for blocks that earlier turns of this conversation already hold (paper 6).
 
-    Blocks that follow each other share a sentence: 16 tokens for one, 8 for each further one.
+    13 tokens, and one for each block but the first; two to three more where it needs both words.
     """
-    named = ", ".join(f"[Doc {label}]" for label in labels)
-    return f"Please refer to {named} in the previous conversation.\n\n"
+    listed = _listed(names) if len(names) > 1 else f"[Doc {names[0]}]"
+    return f"Please refer to {listed} in the previous conversation.\n\n"
+
+
+def ranked_locations(names: Sequence[str]) -> str:
+    """Stand in for the blocks of a turn whose new ones lie between such that earlier turns hold.
+
+    One sentence behind the new ones: all blocks of the turn, best first.
+    """
+    return f"Read by priority: {_listed(names)} of this conversation.\n\n"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """A space parts names, so a name of two words is written as one."""
+    return f"[Docs {' '.join(name.replace(' ', '-') for name in names)}]"

@@ -3,7 +3,7 @@
 A span that an earlier text holds word for word is replaced by a pointer that names the text by
 label and quotes the span's first and last words:
 
-    [Doc bafimoka: "It was later revealed" to "the rest of the season."]
+    [Doc river lamp: "It was later revealed" to "the rest of the season."]
 
 The quotes find exactly the span in the text named, so pointers can be expanded to the bytes that
 they replace. Spans are found by content-defined anchors (runs of words whose digest is a multiple
@@ -20,8 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import numpy as np
 
-from cp_ray.core.annotation import label_of
-
 RUN_WORDS = 6
 """Words of an anchor; no shorter span is found."""
 ONE_IN = 4
@@ -33,7 +31,7 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _STEP = 256
 """Characters compared at a time."""
 _WORD = re.compile(r"\S+")
-_POINTER = re.compile(r'\[Doc (\w+): "([^"]*)" to "([^"]*)"\]')
+_POINTER = re.compile(r'\[Doc ([a-z]+ [a-z]+): "([^"]*)" to "([^"]*)"\]')
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -88,13 +86,16 @@ class ChunkDedup:
         self._least = least
         self._sources: list[Source] = []
         self._places: dict[int, list[tuple[int, int]]] = {}
-        self._labels: set[str] = set()
+        self._named: dict[str, str] = {}
+        self._unclear: set[str] = set()
 
     def add(self, source: Source) -> None:
-        """Let later texts point at this one; the first of a label is the one it names."""
-        if source.label in self._labels:
+        """Let later texts point at this one; at none of two that have one label."""
+        if source.label in self._named:
+            if source.text != self._named[source.label]:
+                self._unclear.add(source.label)
             return
-        self._labels.add(source.label)
+        self._named[source.label] = source.text
         number = len(self._sources)
         self._sources.append(source)
         for digest, place in source.anchors:
@@ -120,17 +121,25 @@ class ChunkDedup:
     def _spans(self, text: str) -> Iterator[_Span]:
         done = 0
         for digest, place in anchors(text):
-            if place < done or digest not in self._places:
+            if place < done:
                 continue
             longest = max(
-                (self._extend(text, place, done, *found) for found in self._places[digest]),
+                (self._extend(text, place, done, *found) for found in self._found(digest)),
                 key=lambda match: match[1] - match[0],
+                default=None,
             )
+            if longest is None:
+                continue
             start, end, number, at = longest
             span = self._point(text, start, end, self._sources[number], at)
             if span is not None:
                 yield span
                 done = span.end
+
+    def _found(self, digest: int) -> Iterator[tuple[int, int]]:
+        for number, at in self._places.get(digest, ()):
+            if self._sources[number].label not in self._unclear:
+                yield number, at
 
     def _extend(
         self, text: str, place: int, done: int, number: int, at: int
@@ -236,11 +245,3 @@ def _border(text: str, source: str, at: int, source_at: int) -> bool:
         place in (0, len(one)) or one[place].isspace() or one[place - 1].isspace()
         for one, place in ((text, at), (source, source_at))
     )
-
-
-def heading_label(piece: str) -> str | None:
-    """Label of a block by its rendered heading; None for a piece that is no whole block."""
-    length = len(label_of(b""))
-    if piece.startswith("[Doc ") and piece[5 + length : 6 + length] == "]":
-        return piece[5 : 5 + length]
-    return None

@@ -7,11 +7,17 @@ tokenized alone, so block borders never merge and token counts of blocks add up 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from cp_ray.core.annotation import label_of, location_annotation, order_annotation
+from cp_ray.core.annotation import (
+    label_of,
+    location_annotation,
+    order_annotation,
+    ranked_locations,
+    short_names,
+)
 from cp_ray.core.types import BlockId
 
 
@@ -40,10 +46,34 @@ def shortened_block(region: str, block: Block, text: str) -> Block:
     return _block(region, block.label, text)
 
 
-def location_block(region: str, blocks: Sequence[Block]) -> Block:
-    """The location annotation that replaces a run of blocks; planned like a block of its own."""
-    labels = [block.label for block in blocks]
-    return _block(region, ", ".join(labels), location_annotation(labels))
+def unclear(carried: Iterable[tuple[str, str]]) -> frozenset[str]:
+    """Labels that more than one text carries: nothing may be named by them.
+
+    carried: (label, text) of blocks.
+    """
+    texts: dict[str, str] = {}
+    return frozenset(label for label, text in carried if texts.setdefault(label, text) != text)
+
+
+def location_block(region: str, named: Sequence[Block], among: Iterable[str]) -> Block:
+    """The location annotation that replaces a run of blocks; planned like a block of its own.
+
+    among: labels of all blocks of the conversation up to this turn and with it.
+    """
+    names = short_names([block.label for block in named], among)
+    return _block(region, ", ".join(names), location_annotation(names))
+
+
+def ranking_block(region: str, ranked: Sequence[Block], among: Iterable[str]) -> Block:
+    """As `location_block`, for all blocks of a turn whose new ones stand before it."""
+    names = short_names([block.label for block in ranked], among)
+    return _block(region, ", ".join(names), ranked_locations(names))
+
+
+def ranking_of(ranked: Sequence[Block]) -> str:
+    """The order annotation of a prompt that has no other blocks; labels must be clear."""
+    labels = [block.label for block in ranked]
+    return order_annotation(short_names(labels, labels))
 
 
 def body(ordered: Sequence[Block], ranked: Sequence[Block]) -> tuple[str, ...]:
@@ -54,7 +84,7 @@ def body(ordered: Sequence[Block], ranked: Sequence[Block]) -> tuple[str, ...]:
     texts = tuple(block.text for block in ordered)
     if [block.id for block in ordered] == [block.id for block in ranked]:
         return texts
-    return (*texts, order_annotation([block.label for block in ranked]))
+    return (*texts, ranking_of(ranked))
 
 
 def _block(region: str, label: str, rendered: str) -> Block:

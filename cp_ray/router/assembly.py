@@ -14,17 +14,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from cp_ray.core.annotation import order_annotation
 from cp_ray.core.chunk_dedup import ChunkDedup
-from cp_ray.core.prompt import Block, body, make_block
+from cp_ray.core.prompt import Block, body, ranking_of, unclear
 from cp_ray.core.types import BlockId, Context, HeadId, PlanRequest, RequestId
 from cp_ray.errors import InvalidRequest
-from cp_ray.router.api import ChatRequest, CompletionRequest, Document, Message
+from cp_ray.router.api import ChatRequest, CompletionRequest, Message
 from cp_ray.router.auth import Tenant
 from cp_ray.router.conversation import MAX_TURNS, Turn
 from cp_ray.router.history import chain, digest, last_user
 from cp_ray.router.lifting import lift
-from cp_ray.router.placing import Origin, place
+from cp_ray.router.placing import Origin, Standing, place
 from cp_ray.router.tokenizer import Piece, PromptTokenizer
 
 Reuse = Literal["plain", "route", "full"]
@@ -160,10 +159,10 @@ class Assembler:
             context=tuple(block.id for block in blocks),
             block_tokens=tuple(self._tokens(block.text) for block in blocks),
             tail_tokens=sum(self._tokens(text) for text in ending if text) + self._count(tail),
-            movable=full and not earlier and begun is None and len(blocks) > 1,
+            movable=full and not earlier and begun is None and can_be_ranked(blocks),
             predecessor=before.request_id if before else None,
         )
-        annotation = order_annotation([block.label for block in blocks]) if plan.movable else ""
+        annotation = ranking_of(blocks) if plan.movable else ""
         return Prepared(
             request=request,
             plan=plan,
@@ -195,13 +194,14 @@ class Assembler:
         asked = request.lift_documents
         if not (self._limits.lift if asked is None else asked):
             return request
-        seen = {block for turn in earlier for block in turn.seen}
-
-        def stands(document: Document) -> bool:
-            region = tenant.region(public=document.public)
-            return make_block(region, document.title, document.text).id in seen
-
-        return lift(request, stands, most=self._limits.most, longest=self._limits.longest)
+        standing, limits = Standing(tenant, earlier), self._limits
+        return lift(
+            request,
+            standing.holds,
+            most=limits.most,
+            longest=limits.longest,
+            nameable=standing.can_be_named,
+        )
 
     def _cut_chat(
         self, request: ChatRequest, earlier: Sequence[Turn]
@@ -254,6 +254,11 @@ class Assembler:
 
     def _count(self, pieces: Sequence[Piece]) -> int:
         return sum(len(self._tokenizer.encode(p.text, template=p.template)) for p in pieces)
+
+
+def can_be_ranked(blocks: Sequence[Block]) -> bool:
+    """Whether an order annotation could tell their order."""
+    return len(blocks) > 1 and not unclear((block.label, block.text) for block in blocks)
 
 
 def _kept(

@@ -63,14 +63,17 @@ def lift(
     *,
     most: int,
     longest: int,
+    nameable: Callable[[Document], bool] = lambda _: True,
 ) -> ChatRequest:
     """The request with the documents of this turn's messages among its `documents`.
 
     stands: whether a document's block is part of the earlier turns as they will be sent; those
     are taken out of earlier tool messages, too. most: documents of a request. longest: bytes of
-    one; beyond either a text stays where it is.
+    one. nameable: whether no other block of the earlier turns has its label. What is beyond either
+    limit, or has no label of its own, stays where it is.
     """
     last = last_user(request)
+    named = {_label(document): document.text for document in request.documents}
     documents = list(request.documents)
     messages = []
     for position, message in enumerate(request.messages):
@@ -80,11 +83,15 @@ def lift(
         taken = []
         for found in find(message.role, message.content):
             document = Document(text=found.text)
+            label = _label(document)
+            if named.get(label, found.text) != found.text or not nameable(document):
+                continue
             if position < last:
                 if stands(document):
                     taken.append(found)
             elif len(documents) < most and len(found.text.encode()) <= longest:
                 name = f"messages.{position}.{found.start}"
+                named[label] = found.text
                 documents.append(Document(id=name, text=found.text))
                 taken.append(found)
         messages.append(_without(message, taken))
@@ -96,11 +103,15 @@ def _without(message: Message, taken: list[Found]) -> Message:
         return message
     parts, end = [], 0
     for found in taken:
-        name = f"[Doc {label_of(content_of(None, found.text))}]"
+        name = f"[Doc {_label(Document(text=found.text))}]"
         parts += [message.content[end : found.start], json.dumps(name) if found.quoted else name]
         end = found.end
     parts.append(message.content[end:])
     return message.model_copy(update={"content": "".join(parts)})
+
+
+def _label(document: Document) -> str:
+    return label_of(content_of(document.title, document.text))
 
 
 def _elements(content: str) -> Iterator[Found]:

@@ -1,8 +1,9 @@
 """Which blocks stand in a turn's prompt: new ones in full, repeated ones as references.
 
-Three steps, each of which may only shorten the prompt: equal documents collapse; a block that an
-earlier turn holds becomes its location annotation (Algorithm 3); parts of a block that other
-texts of the conversation hold become pointers (core/chunk_dedup.py).
+Three steps, each of which may only shorten the prompt: equal documents collapse; blocks that
+earlier turns hold become a location annotation (Algorithm 3); parts of a block that other texts of
+the conversation hold become pointers (core/chunk_dedup.py). Whatever is named stands above, and
+nothing else there has its name.
 """
 
 from __future__ import annotations
@@ -13,9 +14,17 @@ from functools import lru_cache
 
 import msgspec
 
-from cp_ray.core.chunk_dedup import ChunkDedup, Source, heading_label, make_source
+from cp_ray.core.annotation import heading_label
+from cp_ray.core.chunk_dedup import ChunkDedup, Source, make_source
 from cp_ray.core.dedup import deduplicate
-from cp_ray.core.prompt import Block, location_block, make_block, shortened_block
+from cp_ray.core.prompt import (
+    Block,
+    location_block,
+    make_block,
+    ranking_block,
+    shortened_block,
+    unclear,
+)
 from cp_ray.core.types import BlockId, Context
 from cp_ray.router.api import Document
 from cp_ray.router.auth import Tenant
@@ -80,33 +89,47 @@ def place(
     are wanted. partial: where parts of blocks shall be shortened.
     """
     given, origins = blocks_of(documents, tenant)
-    seen = {block for turn in earlier for block in turn.seen}
+    stood = begun.seen if begun else ()
+    stands = carried((*earlier, *([begun] if begun else [])))
     repeated: Context = ()
-    if refer and seen:
+    if refer:
+        seen = {block for turn in earlier for block in turn.seen}
         repeated = deduplicate(tuple(block.id for block in given), seen).repeated
+    known = {*repeated, *stood}
+    carrying = [*stands, *((block.label, block.text) for block in given if block.id not in known)]
+    shared = unclear(carrying)
+    labels = [label for label, _ in carrying]
+    repeated = tuple(b.id for b in given if b.id in repeated and b.label not in shared)
     blocks: dict[BlockId, Block] = {}
     placed: dict[BlockId, tuple[Origin, ...]] = {}
-    stood: tuple[BlockId, ...] = ()
     if begun is not None:
-        stood = begun.seen
         for number, text in zip(begun.context, begun.pieces, strict=False):
             blocks[number] = Block(number, heading_label(text) or "", text)
             placed[number] = (Origin(blocks[number].label or text.strip(), None),)
     if partial is not None:
-        _learn(partial, earlier, begun)
-    for again, run in itertools.groupby(given, lambda block: block.id in repeated):
-        one_run = list(run)
+        for label, text in stands:
+            partial.add(_source(label, text))
+    runs = [(a, list(r)) for a, r in itertools.groupby(given, lambda block: block.id in repeated)]
+    ranked = sum(again for again, _ in runs) > 1 and not any(b.label in shared for b in given)
+    region = tenant.region(public=False)
+
+    def refer_to(reference: Block, referred: Sequence[Block]) -> None:
+        blocks.setdefault(reference.id, reference)
+        placed[reference.id] = tuple(origins[b.id] for b in referred if b.id in repeated)
+
+    for again, run in runs:
         if again:
-            reference = location_block(tenant.region(public=False), one_run)
-            blocks.setdefault(reference.id, reference)
-            placed[reference.id] = tuple(origins[block.id] for block in one_run)
+            if not ranked:
+                refer_to(location_block(region, run, labels), run)
             continue
-        for block in one_run:
+        for block in run:
             shown = block
             if block.id not in stood:
                 shown = _shorten(partial, tenant, block) if partial is not None else block
                 blocks.setdefault(shown.id, shown)
             placed[shown.id] = (origins[block.id],)
+    if ranked:
+        refer_to(ranking_block(region, given, labels), given)
     full = tuple(block.id for block in given if block.id not in repeated)
     return Placed(
         tuple(blocks.values()),
@@ -116,13 +139,34 @@ def place(
     )
 
 
-def _learn(partial: ChunkDedup, earlier: Sequence[Turn], begun: Turn | None) -> None:
-    """Whole blocks of the turns as sent; nothing points at a question or an annotation."""
-    for turn in (*earlier, *([begun] if begun else [])):
-        for piece in turn.pieces[: len(turn.context)]:
-            label = heading_label(piece)
-            if label is not None:
-                partial.add(_source(label, piece))
+class Standing:
+    """What earlier turns hold, asked of documents that stand in messages."""
+
+    def __init__(self, tenant: Tenant, earlier: Sequence[Turn]) -> None:
+        stands = carried(earlier)
+        self._tenant = tenant
+        self._seen = {block for turn in earlier for block in turn.seen}
+        self._labels = {label for label, _ in stands}
+        self._unclear = unclear(stands)
+
+    def holds(self, document: Document) -> bool:
+        """Whether a later turn may refer to its block."""
+        return self._block(document).id in self._seen
+
+    def can_be_named(self, document: Document) -> bool:
+        """Whether no other block has its label."""
+        block = self._block(document)
+        return block.label not in (self._unclear if block.id in self._seen else self._labels)
+
+    def _block(self, document: Document) -> Block:
+        region = self._tenant.region(public=document.public)
+        return make_block(region, document.title, document.text)
+
+
+def carried(turns: Sequence[Turn]) -> list[tuple[str, str]]:
+    """(label, text) of the blocks that these turns hold, as sent."""
+    pieces = [piece for turn in turns for piece in turn.pieces[: len(turn.context)]]
+    return [(label, piece) for piece in pieces if (label := heading_label(piece)) is not None]
 
 
 def _shorten(partial: ChunkDedup, tenant: Tenant, block: Block) -> Block:

@@ -7,7 +7,6 @@ warm cache has the same prompts, but prefills them in other pieces, which may ro
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,11 +17,10 @@ from ray import serve
 
 from cp_ray.config import AppConfig
 from tests.e2e.support import application, ask, index_state, until
+from tests.references import assert_resolves
 
 NAME = "failover"
 TURNS = 10
-LABEL = re.compile(r"\[Doc (\w{8})[\]:]")
-HEADING = re.compile(r"(?m)^\[Doc (\w{8})\]")
 
 
 class Turn(NamedTuple):
@@ -35,9 +33,13 @@ class Turn(NamedTuple):
 
 
 def documents(turn: int) -> list[str]:
+    """A new one, the turn's before, and a passage that most turns share; one at first.
+
+    Several at first might be reordered, by what the index has heard of the caches until then.
+    """
     passage = " ".join(f"boiler{n}" for n in range(40))
     facts = [f"fact {n} " + f"is{n} so{n} " * 20 for n in dict.fromkeys((turn, max(turn - 1, 0)))]
-    return [*facts, f"{passage} turn {turn} only"]
+    return [*facts, f"{passage} turn {turn} only"] if turn else facts
 
 
 def kill(replica: str) -> None:
@@ -45,8 +47,16 @@ def kill(replica: str) -> None:
 
 
 def drop_caches(_holder: str = "") -> None:
-    """Of all replicas that run."""
-    serve.get_deployment_handle("Engine", NAME).broadcast("reset_cache").results()
+    """Of all replicas that run; Serve may not know yet that one was killed."""
+
+    def dropped() -> bool:
+        try:
+            serve.get_deployment_handle("Engine", NAME).broadcast("reset_cache").results()
+        except ray.exceptions.ActorDiedError:
+            return False
+        return True
+
+    until(dropped)
 
 
 def talk(base: str, name: str, at: int | None, happens: Callable[[str], None]) -> list[Turn]:
@@ -101,8 +111,7 @@ def test_prompts_and_answers_are_those_of_a_conversation_without_kills(
         until(whole)
         warm = talk(base, "warm", None, drop_caches)
         for messages, *_ in warm:
-            text = "\n".join(message["content"] for message in messages)
-            assert set(LABEL.findall(text)) <= set(HEADING.findall(text))
+            assert_resolves("\n".join(message["content"] for message in messages))
         for at in range(1, TURNS):
             until(whole, 120)
             killed = talk(base, f"killed at {at}", at, kill)

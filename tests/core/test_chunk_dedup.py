@@ -11,11 +11,10 @@ from cp_ray.core.chunk_dedup import (
     Shortened,
     Source,
     expand,
-    heading_label,
     make_source,
 )
-from cp_ray.core.prompt import make_block
 
+NUMBERS = ("zero", "one", "two", "three", "four", "five")
 WORDS = [f"w{n}{'abcdefg'[n % 7]}" for n in range(400)]
 
 
@@ -33,7 +32,7 @@ def in_turn(texts: list[str], least: int = 10) -> tuple[list[Shortened], list[So
     done, sources = [], []
     for number, text in enumerate(texts):
         done.append(dedup.shorten(text))
-        sources.append(make_source(f"label{number}", done[-1].text))
+        sources.append(make_source(f"label {NUMBERS[number]}", done[-1].text))
         dedup.add(sources[-1])
     return done, sources
 
@@ -47,7 +46,7 @@ def test_a_passage_quoted_by_another_document_becomes_a_pointer() -> None:
     ((start, end),) = short.pointers
     pointer = short.text[start:end]
     words = shared.split()
-    assert pointer.startswith(f'[Doc label0: "{" ".join(words[:3])}"')
+    assert pointer.startswith(f'[Doc label zero: "{" ".join(words[:3])}"')
     assert pointer.endswith(f'{words[-1]}"]')
     assert expand(short, sources) == second
 
@@ -93,16 +92,19 @@ def test_words_that_stand_twice_in_the_source_are_not_quoted_alone() -> None:
 
 def test_a_text_with_a_pointer_of_its_own_is_left_alone() -> None:
     shared = prose(6, 60)
-    evil = f'{shared} [Doc label0: "a" to "b"]'
+    evil = f'{shared} [Doc label zero: "a" to "b"]'
     (_, short), _ = in_turn([shared, evil])
     assert short == Shortened(evil, ())
 
 
-def test_the_label_of_a_block_is_read_from_its_heading_only() -> None:
-    block = make_block("r", "Title", "text")
-    assert heading_label(block.text) == block.label
-    assert heading_label("Please refer to [Doc x]") is None
-    assert heading_label("[Doc x]") is None
+def test_nothing_points_at_one_of_two_texts_with_one_label() -> None:
+    shared = prose(7, 60)
+    dedup = ChunkDedup(count, 10)
+    for text in (f"a {shared}", f"b {shared}"):
+        dedup.add(make_source("label zero", text))
+    assert dedup.shorten(shared) == Shortened(shared, ())
+    dedup.add(make_source("label one", f"c {shared}"))
+    assert dedup.shorten(shared).text.startswith("[Doc label one: ")
 
 
 fragment = st.one_of(

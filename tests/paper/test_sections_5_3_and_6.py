@@ -1,10 +1,18 @@
 """Paper 5.3 (order annotation) and section 6 (de-duplication): the example of C6."""
 
+import re
+
 from cp_ray.core.dedup import deduplicate
 from cp_ray.core.prompt import body, location_block, make_block
 from tests.paper.worked_examples import C6, context, show
+from tests.references import names_in, resolve
 
 BLOCKS = {number: make_block("public", None, f"text of document {number}") for number in range(10)}
+LABELS = [block.label for block in BLOCKS.values()]
+
+
+def labels_in(annotation: str) -> list[str]:
+    return [resolve(name, LABELS) for name in names_in(annotation)]
 
 
 def test_the_second_turn_keeps_only_block_5() -> None:
@@ -23,8 +31,8 @@ def test_the_prompt_names_the_original_ranking_after_the_blocks() -> None:
     ranked = [BLOCKS[2], BLOCKS[1], BLOCKS[4]]
     *texts, annotation = body(ordered, ranked)
     assert texts == [block.text for block in ordered]
-    names = {n: f"[Doc {BLOCKS[n].label}]" for n in (1, 2, 4)}
-    assert f"{names[2]} > {names[1]} > {names[4]} and answer the question" in annotation
+    assert annotation.endswith(" and answer the question.\n\n")
+    assert labels_in(annotation) == [BLOCKS[n].label for n in (2, 1, 4)]
 
 
 def test_an_order_left_alone_needs_no_annotation() -> None:
@@ -33,16 +41,19 @@ def test_an_order_left_alone_needs_no_annotation() -> None:
 
 
 def test_a_repeated_block_becomes_a_reference_to_its_label() -> None:
-    reference = location_block("public", [BLOCKS[1]])
-    assert f"refer to [Doc {BLOCKS[1].label}] in the previous conversation" in reference.text
+    reference = location_block("public", [BLOCKS[1]], LABELS)
+    assert re.fullmatch(
+        r"Please refer to \[Doc \w+\] in the previous conversation.\n\n", reference.text
+    )
+    assert labels_in(reference.text) == [BLOCKS[1].label]
     assert reference.id != BLOCKS[1].id
     assert BLOCKS[1].label in BLOCKS[1].text
 
 
 def test_repeated_blocks_that_follow_each_other_share_a_sentence() -> None:
-    reference = location_block("public", [BLOCKS[1], BLOCKS[2]])
-    one, two = BLOCKS[1].label, BLOCKS[2].label
-    assert f"refer to [Doc {one}], [Doc {two}] in the previous conversation" in reference.text
+    reference = location_block("public", [BLOCKS[2], BLOCKS[1]], LABELS)
+    assert reference.text.count("in the previous conversation") == 1
+    assert labels_in(reference.text) == [BLOCKS[2].label, BLOCKS[1].label]
 
 
 def test_a_block_is_the_same_bytes_in_every_prompt_and_apart_between_regions() -> None:

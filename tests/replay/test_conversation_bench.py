@@ -7,7 +7,7 @@ import pytest
 
 from cp_ray.cli import main
 from cp_ray.replay.conversation_bench import ConversationOptions, bench_conversations, ceilings_of
-from cp_ray.replay.conversations import FURTHER_TOKENS, REFERENCE_TOKENS
+from cp_ray.replay.conversations import LIST_TOKENS, LOCATION_TOKENS
 from cp_ray.replay.trace import read_trace
 
 
@@ -38,7 +38,7 @@ def test_ceilings_count_what_nobody_need_compute_again(talks: Path) -> None:
 def test_repeated_blocks_cost_a_reference_and_first_turns_share_by_order(talks: Path) -> None:
     none, online = bench_conversations(ConversationOptions(talks, side_by_side=2))
     assert none.reuse == pytest.approx(1.0)
-    computed = 2 * 200 + (100 + REFERENCE_TOKENS) + REFERENCE_TOKENS + FURTHER_TOKENS
+    computed = 2 * 200 + (100 + LOCATION_TOKENS + 1) + LOCATION_TOKENS + LIST_TOKENS + 2
     assert online.reuse == pytest.approx(1000 / computed)
     assert online.saved == pytest.approx(1 - computed / 1000)
     assert online.of_within == pytest.approx(online.saved / 0.3)

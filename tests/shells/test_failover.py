@@ -4,7 +4,6 @@ The promise: a prompt does not depend on the replica, so the prompt after a kill
 would have been sent without it. If the record is lost too, it is the full text, no references.
 """
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 
 from cp_ray.core.prompt import body, make_block
 from cp_ray.core.types import ReplicaId, ReplicaInfo
+from tests.references import HEADING, assert_resolves
 from tests.shells.http_support import (
     HTTP,
     PAGE,
@@ -23,8 +23,6 @@ from tests.shells.http_support import (
 )
 
 TURNS = 10
-LABEL = re.compile(r"\[Doc (\w{8})[\]:]")
-HEADING = re.compile(r"(?m)^\[Doc (\w{8})\]")
 SHARED = " ".join(f"boiler{n}" for n in range(40))
 
 
@@ -97,7 +95,7 @@ def fleet() -> Iterator[Fleet]:
 def assert_stands_alone(messages: list[dict[str, str]], turn: int) -> None:
     text = "\n".join(message["content"] for message in messages)
     headings = HEADING.findall(text)
-    assert set(LABEL.findall(text)) <= set(headings)
+    assert_resolves(text)
     assert len(set(headings)) == len(headings), "nothing is sent twice"
     for document in documents(turn):
         assert document["text"][-12:] in text

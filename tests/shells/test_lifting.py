@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cp_ray.core import annotation
 from cp_ray.core.annotation import label_of
 from cp_ray.core.prompt import content_of
 from cp_ray.router.api import ChatRequest
@@ -118,6 +119,24 @@ def test_what_is_too_much_or_too_long_stays_where_it_is() -> None:
     assert content.count(LONG) == 2
     done = lift(ask(("user", "q"), ("tool", results)), lambda _: False, most=9, longest=50)
     assert done.documents == ()
+
+
+def test_a_text_whose_label_another_one_has_stays_where_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(annotation, "WORDS", ("oak",))
+    results = json.dumps(
+        [{"id": 1, "text": LONG}, {"id": 2, "text": OTHER}, {"id": 3, "text": LONG}]
+    )
+    documents, (_, content) = lifted(ask(("user", "q"), ("tool", results)))
+    assert set(documents) == {LONG}
+    assert content == results.replace(LONG, "[Doc oak oak]")
+    documents, (_, content) = lifted(ask(("user", "q"), ("tool", results), documents=[OTHER]))
+    assert documents == [OTHER, OTHER]
+    assert content == results.replace(OTHER, "[Doc oak oak]")
+    request = ask(("user", "q"), ("tool", results))
+    refused = lift(request, lambda _: False, most=9, longest=999, nameable=lambda _: False)
+    assert refused == request
 
 
 json_values = st.recursive(

@@ -6,12 +6,14 @@ import gzip
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cp_ray.errors import InvalidRequest
 from cp_ray.memory.mem0 import MemoryRetriever, open_memory
-from tests.shells.http_support import HTTP, Bench, running
+from tests.shells.http_support import HTTP, PAGE, Bench, running
+from tests.shells.test_tenants import cached, over_simulated
 
 os.environ["MEM0_TELEMETRY"] = "False"  # it is read when Mem0 is imported
 pytest.importorskip("mem0", reason="extra `memory` is not installed")
@@ -38,6 +40,26 @@ def test_memories_are_found_by_their_words_and_only_by_their_user(
     ]
     with pytest.raises(InvalidRequest):
         retriever.search("ann", "x", 0)
+
+
+def test_tenants_with_the_same_memories_share_none_of_them(retriever: MemoryRetriever) -> None:
+    """Same texts and questions; each tenant's application has user names of its own."""
+    texts = [f"Memory {n}: " + " ".join(f"m{n}w{word}" for word in range(60)) for n in range(3)]
+    asked: dict[str, list[int]] = {}
+    with running(over_simulated()) as bench:
+        for tenant in ("acme", "bolt"):
+            retriever.remember(f"{tenant}/ann", texts)
+            found = retriever.search(f"{tenant}/ann", "m1w1 m1w2", 3)
+            documents: list[dict[str, Any]] = [dict(one) for one in found]
+            assert sorted(one["text"] for one in documents) == texts
+            key = f"key-of-{tenant}"
+            asked[tenant] = [cached(bench, key, documents), cached(bench, key, documents)]
+        blocks = [set(step.context) for step in bench.dispatcher.steps if step is not None]
+    assert blocks[0] == blocks[1] and blocks[2] == blocks[3]
+    assert not blocks[0] & blocks[2], "no block of both"
+    for first, second in asked.values():
+        assert first <= PAGE, "at most its own template"
+        assert second > 100
 
 
 @pytest.mark.skipif(not LOCOMO.exists(), reason="no samples: set CP_RAY_DATA to their folder")

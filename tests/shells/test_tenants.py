@@ -17,7 +17,7 @@ from cp_ray.errors import ConfigError, Overloaded
 from cp_ray.router.auth import Authenticator
 from cp_ray.router.quotas import Quotas
 from cp_ray.workers.simulated_engine import SimulatedEngine
-from tests.shells.http_support import HTTP, PAGE, Bench, running, wait_for
+from tests.shells.http_support import HTTP, PAGE, Bench, MemoryStore, running, wait_for
 from tests.shells.test_http_simulated import ToIndex
 
 KEYS = {"acme": "key-of-acme", "bolt": "key-of-bolt other-key-of-bolt", "coil": "key-of-coil"}
@@ -106,6 +106,30 @@ def test_a_prompt_without_documents_or_of_a_conversation_is_never_shared(bench: 
     for documents, more in cases:
         assert cached(bench, "key-of-acme", documents, **more) <= PAGE
         assert cached(bench, "key-of-bolt", documents, **more) <= PAGE, "at most its own template"
+
+
+def test_two_tenants_with_one_conversation_share_neither_record_nor_cache() -> None:
+    """The same name, history and documents to the letter; Redis is one for both."""
+    store = MemoryStore()
+    talk: list[dict[str, str]] = [{"role": "user", "content": "the first question"}]
+    ask: dict[str, Any] = {"conversation": "c-1", "max_tokens": 3}
+    with running(over_simulated(share_public="acme,coil", store=store)) as bench:
+        first = post(bench, "key-of-acme", PRIVATE[:2], messages=talk, **ask).json()
+        one_tenants = set(store.records)
+        talk += [first["choices"][0]["message"], {"role": "user", "content": "and then?"}]
+        for key, documents in (("key-of-bolt", PRIVATE), ("key-of-coil", PUBLIC)):
+            again = post(bench, key, documents, messages=talk, **ask).json()
+            assert again["cp_ray"]["repeated"] == [], "nothing that another tenant was sent"
+            found = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert found <= PAGE, "at most its own template"
+        later = post(bench, "key-of-acme", PRIVATE, messages=talk, **ask).json()
+        assert later["cp_ray"]["repeated"] == ["documents.0", "documents.1"], "its own alone"
+        assert later["usage"]["prompt_tokens_details"]["cached_tokens"] > 60
+        blocks = [step.context for step in bench.dispatcher.steps if step is not None]
+        assert not {*blocks[0], *blocks[3]} & {*blocks[1], *blocks[2]}, "no block of both"
+        assert one_tenants and not one_tenants & (set(store.records) - one_tenants)
+        texts = [key for key in store.records if key.startswith("text:")]
+        assert len(texts) > len(TEXTS), "a text of both is kept once for each"
 
 
 def test_a_prompt_whose_messages_may_hold_private_documents_is_never_shared(bench: Bench) -> None:

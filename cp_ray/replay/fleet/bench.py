@@ -48,7 +48,7 @@ class FleetOptions(msgspec.Struct, frozen=True):
 class FleetRow(msgspec.Struct, frozen=True):
     """One cell. Rates in requests a second, times in seconds; the rest as in `cell.Outcome`.
 
-    most_chains_per_s: what no policy passes, of closed loops. cost: of a step (model `batching`).
+    Of closed loops, most_chains_per_s: what no policy passes, and cost: of a step, as it is said.
     """
 
     trace: str
@@ -117,26 +117,21 @@ def bench_fleet(options: FleetOptions) -> Iterator[FleetRow]:
     if options.arrivals != "closed" and rate is None:
         rate = saturation(workload, hardware)
     for load in options.loads:
-        most = None
-        if options.arrivals == "closed":
-            most = chains_ceiling(workload, hardware, round(load * hardware.replicas))
         for seed in options.seeds:
             for policy, order in cells:
                 asked = load if options.arrivals == "closed" else load * (rate or 0.0)
                 cell = Cell(hardware, policy, order, options.arrivals, asked, seed)
-                yield play_row(workload, cell, load, rate, most)
+                yield play_row(workload, cell, load, rate)
 
 
-def play_row(
-    workload: Workload,
-    cell: Cell,
-    load: float,
-    saturation_rps: float | None,
-    most_chains_per_s: float | None = None,
-) -> FleetRow:
-    """Play one cell. load, saturation_rps: what its rate was made of. The last: of closed loops."""
-    out = play(workload, cell)
+def play_row(workload: Workload, cell: Cell, load: float, saturation_rps: float | None) -> FleetRow:
+    """Play one cell. load, saturation_rps: what its rate was made of."""
     hardware = cell.hardware
+    most, cost = None, ""
+    if cell.arrivals == "closed":
+        most = chains_ceiling(workload, hardware, round(cell.rate * hardware.replicas))
+        cost = str(step_cost(hardware)) if hardware.model == "batching" else ""
+    out = play(workload, cell)
     return FleetRow(
         workload.name,
         out.requests,
@@ -158,6 +153,6 @@ def play_row(
         out.chains_per_s,
         out.imbalance,
         out.plan_us,
-        most_chains_per_s,
-        str(step_cost(hardware)) if hardware.model == "batching" else "",
+        most,
+        cost,
     )

@@ -6,7 +6,7 @@ import msgspec
 
 from cp_ray.core.pages import Piece
 from cp_ray.core.types import Context, RequestId
-from cp_ray.replay.conversations import REFERENCE_TOKENS
+from cp_ray.replay.conversations import reference_tokens
 from cp_ray.replay.trace import History, TraceRequest
 
 
@@ -73,7 +73,10 @@ class Live:
         else:
             lengths = request.lengths
             blocks = [(block, lengths[block]) for block in context]
-        blocks += [(("reference", self.request_id, b), REFERENCE_TOKENS) for b in repeated]
+        if repeated:
+            seen = self.history.seen if self.history else ()
+            tokens = reference_tokens(request.context, set(repeated), seen)
+            blocks += [(("reference", self.request_id, n), t) for n, t in enumerate(tokens)]
         question: Piece = (("question", self.request_id), request.question_tokens)
         self.pieces = (*earlier, *blocks, question)
         self.prompt_tokens = sum(tokens for _, tokens in self.pieces)

@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,57 +20,81 @@ SETTINGS = {
     "RAY_worker_niceness": "0",  # Ray's 15 starves workers beside anything else
 }
 """Of the environment, where nothing else is set there."""
+HOST_MEMORY = 80 << 20
+HEAD_CPUS = 4
+HOST_TRIES = 3
+"""Ray gives a host 30 s to come up, which on a busy machine of 2 cores may not do."""
 
 
 @contextlib.contextmanager
 def own_serve(
-    cpus: float, *, root: Path | None = None, proxy: bool = True, memory_mb: int = 100
+    cpus: float, *, root: Path | None = None, proxy: bool = True, memory_mb: int = 100, **init: Any
 ) -> Iterator[str]:
     """Base address of a Serve without applications; without `proxy` nobody listens there.
 
     cpus: logical ones. root: where workers find modules that are not installed. memory_mb: of the
-    object store, which an application hardly uses.
+    object store, which an application hardly uses. init: more for `ray.init`.
     """
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
     import ray
     from ray import serve
 
-    # Short: sockets live under it, and their paths may have 107 bytes.
-    folder = tempfile.mkdtemp(prefix="cp-")
-    port = free_port()
-    try:
-        ray.init(
-            address="local",
-            num_cpus=cpus,
-            include_dashboard=False,
-            object_store_memory=memory_mb << 20,
-            log_to_driver=False,
-            _temp_dir=folder,
-            runtime_env=_environment(root),
-        )
-        start_proxy(port, proxy=proxy)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        if ray.is_initialized():
-            serve.shutdown()
+    with _settings(root) as folder:
+        try:
+            ray.init(
+                address="local",
+                num_cpus=cpus,
+                include_dashboard=False,
+                object_store_memory=memory_mb << 20,
+                log_to_driver=False,
+                _temp_dir=folder,
+                **init,
+            )
+            yield start_serve(proxy=proxy)
+        finally:
+            if ray.is_initialized():
+                serve.shutdown()
+                ray.shutdown()
+
+
+@contextlib.contextmanager
+def own_cluster(
+    hosts: int, cpus: float, *, gpus: int = 0, root: Path | None = None, **init: Any
+) -> Iterator[Any]:
+    """An emulated cluster: a head and so many hosts, Ray's own raylets; ray.cluster_utils.Cluster.
+
+    cpus, gpus: logical ones of each host; the head has HEAD_CPUS and no GPU.
+    """
+    import ray
+    from ray.cluster_utils import Cluster
+
+    with _settings(root) as folder:
+        os.environ["RAY_TMPDIR"] = folder  # else other clusters here lose their address file
+        memory = {"object_store_memory": HOST_MEMORY}
+        head = {"num_cpus": HEAD_CPUS, "num_gpus": 0, "include_dashboard": False, **memory}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            for _ in range(hosts):
+                _with_patience(lambda: cluster.add_node(num_cpus=cpus, num_gpus=gpus, **memory))
+            ray.init(address=cluster.address, log_to_driver=False, **init)
+            cluster.wait_for_nodes()
+            yield cluster
+        finally:
             ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+            cluster.shutdown()
 
 
-def start_proxy(port: int, *, proxy: bool = True, head_only: bool = False) -> None:
-    """Start Serve on the Ray that is there.
+def start_serve(*, proxy: bool = True) -> str:
+    """Start Serve on the Ray that is there; its base address.
 
-    head_only: hosts of an emulated cluster share one address: with a proxy on each, the kernel
+    The proxy is on the head only: emulated hosts share one address, and with one on each the kernel
     would spread connections over all of them.
     """
     from ray import serve
 
-    if not proxy:
-        serve.start(proxy_location="Disabled")
-        return
-    where = "HeadOnly" if head_only else "EveryNode"
+    port = free_port()
+    where = "HeadOnly" if proxy else "Disabled"
     serve.start(proxy_location=where, http_options={"host": "127.0.0.1", "port": port})
+    return f"http://127.0.0.1:{port}"
 
 
 def free_port() -> int:
@@ -80,8 +104,31 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _environment(root: Path | None) -> dict[str, Any]:
-    if root is None:
-        return {}
-    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(root))))
-    return {"env_vars": {"PYTHONPATH": path}}
+@contextlib.contextmanager
+def _settings(root: Path | None) -> Iterator[str]:
+    """The environment that Ray's processes inherit, put back at the end; a folder for them."""
+    before = dict(os.environ)
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    if root is not None:
+        path = filter(None, (os.environ.get("PYTHONPATH"), str(root)))
+        os.environ["PYTHONPATH"] = os.pathsep.join(path)
+    # Short: sockets live under it, and their paths may have 107 bytes.
+    folder = tempfile.mkdtemp(prefix="cp-")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _with_patience(start: Callable[[], Any]) -> None:
+    for left in reversed(range(HOST_TRIES)):
+        try:
+            start()
+        except Exception:  # Ray raises nothing more precise
+            if not left:
+                raise
+        else:
+            return

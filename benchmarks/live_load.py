@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-WORDS = 4096
+WORDS = 2000
 """Different words of generated blocks; each is one token of the simulated tokenizer."""
 Contexts = Sequence[dict[str, int]]
 """Of each request its blocks in rank order, and their tokens."""

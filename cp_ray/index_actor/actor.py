@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import ray
 
 from cp_ray.allocator import keep_trimmed
@@ -48,11 +49,20 @@ from cp_ray.tracing import new_tracer
 GRACE_S = 1.0
 """A client knows our clock as well as its probe was quick: only what is later than this is late."""
 HEARING_S = 1.0
+PROTOCOL = 2
+"""Of the calls below: Routers of other code get an index of their own."""
 ENGINE = "Engine"
 """Name of the engine deployment."""
 _log = logging.getLogger("ray.serve")
 SUPERSEDED_AFTER_S = 30.0
 """Clients call every few seconds; without one this long, another index has taken over."""
+
+
+class Heard(msgspec.Struct, frozen=True, array_like=True):
+    """Feedback on its way. age_s: since it happened."""
+
+    age_s: float
+    feedback: Feedback
 
 
 class IndexActor:
@@ -94,11 +104,14 @@ class IndexActor:
         gc.collect()
         gc.freeze()  # else each full pass goes over what imports made: 95 ms without a plan
 
-    async def plan(self, payload: bytes, deadline_s: float) -> bytes:
+    async def plan(self, payload: bytes, deadline_s: float, heard: bytes) -> bytes:
         """Wire-encoded list[PlanRequest] -> list[Step]; nothing when nobody waits any more.
 
-        deadline_s: when the caller stops waiting, on the clock that `ready` told it.
+        deadline_s: when the caller stops waiting, on the clock that `ready` told it. heard: what
+        `hear` takes, or nothing; a call of its own would cost the caller and us a millisecond each.
         """
+        if heard:
+            self._hear(heard)
         if time.monotonic() > deadline_s + GRACE_S:
             self._late += 1
             return b""
@@ -113,12 +126,16 @@ class IndexActor:
         return wire.encode(steps)
 
     async def hear(self, payload: bytes) -> None:
-        """Wire-encoded list[Feedback]."""
+        """Wire-encoded list[Heard]."""
+        self._hear(payload)
+
+    def _hear(self, payload: bytes) -> None:
         now = time.monotonic()
-        for feedback in wire.decode(payload, list[Feedback]):
-            self._index.hear(feedback, now)
+        for heard in wire.decode(payload, list[Heard]):
+            feedback, then = heard.feedback, now - heard.age_s
+            self._index.hear(feedback, then)
             if isinstance(feedback, Routed):
-                self._hearing.served(feedback.replica, now)
+                self._hearing.served(feedback.replica, then)
             elif isinstance(feedback, Settled) and feedback.ok:
                 self._journal.ended(feedback.request_id)
 
@@ -267,5 +284,5 @@ def obtain_index(app: str, config: AppConfig) -> Any:
     how many replicas there are, so that one that grows keeps it.
     """
     config_json = config.without_size().to_json()
-    digest = hashlib.blake2b(config_json.encode(), digest_size=4).hexdigest()
+    digest = hashlib.blake2b(f"{PROTOCOL}{config_json}".encode(), digest_size=4).hexdigest()
     return obtain(IndexActor, index_prefix(app) + digest, app, config_json)

@@ -16,10 +16,11 @@ from cp_ray.config import AppConfig
 from cp_ray.core.types import Feedback, PlanRequest, RequestId, Settled, Step
 from cp_ray.core.warming import Offer
 from cp_ray.errors import WireError
-from cp_ray.index_actor.actor import obtain_index
+from cp_ray.index_actor.actor import Heard, obtain_index
 from cp_ray.store import wire
 
-FLUSH_S = 0.01
+FLUSH_S = 0.05
+"""How long feedback waits for a plan call that takes it along; it says how long it waited."""
 MAX_BATCH = 4096
 MAX_BUFFER = 65_536
 """Feedback kept while the index is down; past it the oldest is dropped."""
@@ -43,7 +44,7 @@ class IndexClient:
         self._actor: Any = None
         self._ahead_s = 0.0
         self._up = False
-        self._buffer: deque[Feedback] = deque(maxlen=MAX_BUFFER)
+        self._buffer: deque[tuple[float, Feedback]] = deque(maxlen=MAX_BUFFER)
         self._heard = asyncio.Event()
         self._fault = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -96,10 +97,10 @@ class IndexClient:
         return steps
 
     def feedback(self, event: Feedback) -> None:
-        """Tell the index, a little later and with others. Never blocks, never raises."""
+        """Tell the index with the next plan, or a little later. Never blocks, never raises."""
         if len(self._buffer) == MAX_BUFFER:
             self._counters["feedback_dropped"] += 1
-        self._buffer.append(event)
+        self._buffer.append((time.monotonic(), event))
         self._heard.set()
 
     async def warm_offers(self) -> list[Offer]:
@@ -142,12 +143,22 @@ class IndexClient:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _plan(self, requests: list[PlanRequest], deadline: float) -> list[Step] | None:
+        heard = self._take()
         try:
-            answer: bytes = await self._actor.plan.remote(wire.encode(requests), deadline)
+            answer: bytes = await self._actor.plan.remote(
+                wire.encode(requests), deadline, wire.encode(heard) if heard else b""
+            )
             return wire.decode(answer, list[Step]) if answer else None
         except (RayError, WireError) as error:
+            self._counters["feedback_dropped"] += len(heard)
             self._break(repr(error))
             return None
+
+    def _take(self) -> list[Heard]:
+        """The oldest feedback, with its age."""
+        now, count = time.monotonic(), min(MAX_BATCH, len(self._buffer))
+        taken = [self._buffer.popleft() for _ in range(count)]
+        return [Heard(now - then, feedback) for then, feedback in taken]
 
     def _take_back(self, call: asyncio.Task[list[Step] | None]) -> None:
         """Free what a plan reserved that nobody waits for any more."""
@@ -191,7 +202,7 @@ class IndexClient:
             await asyncio.sleep(FLUSH_S)
             self._heard.clear()
             while self._buffer and self._up:
-                batch = [self._buffer.popleft() for _ in range(min(MAX_BATCH, len(self._buffer)))]
+                batch = self._take()
                 try:
                     await self._actor.hear.remote(wire.encode(batch))
                 except RayError as error:  # a restarted index knows none of these requests

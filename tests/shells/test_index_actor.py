@@ -134,7 +134,7 @@ def test_feedback_goes_with_the_next_plan_and_tells_how_old_it_is(engine: Any) -
         await client.plan([plan_request("w2", "x")])  # sooner than feedback goes by itself
         assert await counter(client, "settled") == settled + 1
         client.feedback(Settled(RequestId("w2"), 0, ok=True))
-        time.sleep(0.02)  # the loop cannot send it meanwhile
+        time.sleep(0.02)  # noqa: ASYNC251 - so that the loop cannot send it meanwhile
         [heard] = client._take()
         assert 0.02 <= heard.age_s < 0.2
         await client.actor.hear.remote(wire.encode([heard]))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 _CONSONANTS, _VOWELS, _SYLLABLES = "bdfgklmnprstvz", "aeiou", 4
+_SPOKEN = tuple(consonant + vowel for vowel in _VOWELS for consonant in _CONSONANTS)
 
 
 def label_of(content: bytes) -> str:
@@ -19,12 +20,11 @@ def label_of(content: bytes) -> str:
     is then ambiguous between these two, and nothing else.
     """
     number = int.from_bytes(blake2b(content, digest_size=8).digest())
-    letters = []
+    syllables = []
     for _ in range(_SYLLABLES):
-        for alphabet in (_CONSONANTS, _VOWELS):
-            number, index = divmod(number, len(alphabet))
-            letters.append(alphabet[index])
-    return "".join(letters)
+        number, index = divmod(number, len(_SPOKEN))
+        syllables.append(_SPOKEN[index])
+    return "".join(syllables)
 
 
 def order_annotation(labels: Sequence[str]) -> str:

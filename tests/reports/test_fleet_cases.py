@@ -23,6 +23,7 @@ from cp_ray.core.types import (
     Settled,
     Step,
 )
+from cp_ray.index_actor.serve_live_set import LiveSet
 
 ANSWER_S = 1.0
 """From the first token to the last."""
@@ -264,3 +265,18 @@ def test_case_22_scaling_4_8_2_under_load_never_plans_a_replica_that_left() -> N
         finish(index, step, 10.0)
     index.check()
     assert index.counters()["reserved"] == 0
+
+
+def test_case_22_the_live_set_is_heard_of_once_for_each_change() -> None:
+    """However often Serve says what is known, in whatever order: no replica is joined twice."""
+    heard: list[list[ReplicaInfo]] = []
+    live_set = LiveSet("app", "Engine", heard.append)
+    facts = {"page_size": 16, "capacity_tokens": 1_000_000}
+    for count in (4, 8, 2):
+        for repeat in range(50):
+            ids = names(count)
+            random.Random(repeat).shuffle(ids)
+            live_set._tell(dict.fromkeys(ids, facts))
+    assert [len(infos) for infos in heard] == [4, 8, 2]
+    live_set._tell({**dict.fromkeys(names(2), facts), "starting": {}})
+    assert len(heard) == 3, "one without facts is no engine yet"

@@ -16,7 +16,6 @@ from cp_ray.errors import ConfigError
 from cp_ray.setting_types import JsonDict, Key, Keys, Names, reveal
 
 MOST_FOLLOWED = 1 << 16
-_SIZE = ("replicas", "max_replicas", "target_ttft_s", "scale_up_after_s", "scale_down_after_s")
 
 
 class AppConfig(BaseModel):
@@ -230,14 +229,6 @@ class AppConfig(BaseModel):
     def to_json(self) -> str:
         """Every setting, secrets in the clear, for our own processes: `model_validate_json`."""
         return json.dumps(self.model_dump(mode="python"), default=reveal)
-
-    def without_size(self) -> AppConfig:
-        """The same for a fleet of any size: what every process gets, so that none begins anew.
-
-        How many replicas there are is Serve's business; Routers are told (`Router.reconfigure`).
-        """
-        default = {name: type(self).model_fields[name].default for name in _SIZE}
-        return self.model_copy(update=default)
 
     @property
     def most_replicas(self) -> int:

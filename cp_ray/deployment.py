@@ -37,7 +37,7 @@ def app(args: AppConfig) -> Application:
     if args.index is not None:
         new_index(args)  # the actor could only die of a bad file, again and again
     _refuse_early(args)
-    config_json = args.without_size().to_json()
+    config_json = args.to_json()
     engine = serve.deployment(EngineReplica).options(
         name=ENGINE,
         **replica_count(args),
@@ -55,7 +55,6 @@ def app(args: AppConfig) -> Application:
     router = serve.deployment(Router).options(
         name="Router",
         num_replicas=args.ingress_replicas,
-        user_config={"most_replicas": args.most_replicas},
         # The engine's queue answers 503 when it is full; the ingress must never be the limit.
         max_ongoing_requests=2 * (in_flight + args.max_queued_requests),
         health_check_period_s=args.health_check_period_s,

@@ -42,7 +42,7 @@ class FairQueue:
     """
 
     def __init__(self, places: int, room: int) -> None:
-        self._places = self._most = places
+        self._places = places
         self._room = room
         self._lines: dict[str, _Line] = {}
         self._served = 0.0
@@ -68,20 +68,15 @@ class FairQueue:
     def leave(self) -> Ticket | None:
         """One under way has ended; who goes instead."""
         self.under_way -= 1
-        self._most = max(self._places, self.under_way)
-        following = self._next()
+        lines = [line for line in self._lines.values() if line.waiting]
+        following = None
+        if lines:
+            line = min(lines, key=lambda line: (line.tag, line.waiting[0][0]))
+            following, cost = line.waiting.popleft()
+            self.waiting -= 1
+            self._let_through(line, cost)
         self._forget()
         return following
-
-    def resize(self, places: int) -> list[Ticket]:
-        """So many places from now on; who goes now. Those under way beyond them end first."""
-        self._places = places
-        self._most = max(places, self.under_way)
-        going = []
-        while (following := self._next()) is not None:
-            going.append(following)
-        self._forget()
-        return going
 
     def withdraw(self, ticket: Ticket, tenant: str) -> None:
         """One that waits has given up."""
@@ -96,22 +91,11 @@ class FairQueue:
         waiting = [ticket for line in self._lines.values() for ticket, _ in line.waiting]
         _require(self.waiting == len(waiting) == len(set(waiting)), "waiting ones are miscounted")
         _require(self.waiting <= self._room, "too many wait")
-        _require(0 <= self.under_way <= self._most, "too many are under way")
-        _require(not waiting or self.under_way >= self._places, "one waits beside a free place")
+        _require(0 <= self.under_way <= self._places, "too many are under way")
+        _require(not waiting or self.under_way == self._places, "one waits beside a free place")
         for line in self._lines.values():
             _require(list(line.waiting) == sorted(line.waiting), "a line is out of order")
             _require(bool(line.waiting) or line.tag > self._served, "an idle line stays")
-
-    def _next(self) -> Ticket | None:
-        """Let the next through where a place is free."""
-        lines = [line for line in self._lines.values() if line.waiting]
-        if not lines or self.under_way >= self._places:
-            return None
-        line = min(lines, key=lambda line: (line.tag, line.waiting[0][0]))
-        following, cost = line.waiting.popleft()
-        self.waiting -= 1
-        self._let_through(line, cost)
-        return following
 
     def _let_through(self, line: _Line, cost: float) -> None:
         self._served = max(self._served, line.tag)

@@ -280,9 +280,8 @@ def new_index(config: AppConfig) -> ContextIndex:
 def obtain_index(app: str, config: AppConfig) -> Any:
     """Handle of the application's index actor. Blocks: use a thread.
 
-    The name carries the settings, so that an upgraded application does not meet an old index; not
-    how many replicas there are, so that one that grows keeps it.
+    The name carries the settings, so that an upgraded application does not meet an old index.
     """
-    config_json = config.without_size().to_json()
+    config_json = config.to_json()
     digest = hashlib.blake2b(f"{PROTOCOL}{config_json}".encode(), digest_size=4).hexdigest()
     return obtain(IndexActor, index_prefix(app) + digest, app, config_json)

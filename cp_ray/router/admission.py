@@ -50,17 +50,6 @@ class Admission:
         finally:
             self._leave()
 
-    def resize(self, places: int) -> None:
-        """There are more replicas, or fewer: who waits goes, or who is under way ends first."""
-        self._places = places
-        for ticket in self._queue.resize(places):
-            turn = self._turns.pop(ticket)
-            if turn.cancelled():
-                self._leave()
-            else:
-                turn.set_result(None)
-        self._tell()
-
     async def _turn(self, ticket: Ticket, tenant: str) -> None:
         turn = self._turns[ticket] = asyncio.get_running_loop().create_future()
         self._tell()

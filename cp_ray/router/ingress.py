@@ -78,10 +78,6 @@ class Router:
             sent=warmer.sent if warms else None,
         )
 
-    async def reconfigure(self, size: dict[str, int]) -> None:
-        """Called by Serve before the first request, and when the fleet's size is changed."""
-        self._service.resize(size["most_replicas"])
-
     async def _wait_for_index(self) -> None:
         """The first requests should be planned; but an index that does not come holds up nobody."""
         self._index.start()

@@ -110,10 +110,6 @@ class Service:
                 "no engine replica answers: wait, or see `serve status`"
             ) from None
 
-    def resize(self, replicas: int) -> None:
-        """So many engine replicas there may be from now on."""
-        self._admission.resize(replicas * self.config.max_ongoing_requests)
-
     def admit(self, authorization: str | None) -> Tenant:
         """Who asks; counts the request. Raises Unauthorized, or Overloaded (429)."""
         tenant = self.auth.tenant(authorization)

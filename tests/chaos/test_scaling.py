@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -13,7 +15,6 @@ from ray import serve
 
 from cp_ray.config import AppConfig
 from cp_ray.demo.cpu import pids
-from cp_ray.deployment import app
 from tests.chaos.load import Load
 from tests.e2e.support import application, ask, index_state, until
 
@@ -37,9 +38,33 @@ def config(replicas: int, ingresses: int = 1, **settings: Any) -> AppConfig:
 
 
 def scale(replicas: int) -> None:
-    """Tell Serve, and wait for nothing: as `serve deploy` of the edited file does."""
-    target = serve.RunTarget(app(config(replicas)), name=NAME, route_prefix=f"/{NAME}")
-    serve.run_many([target], wait_for_applications_running=False)
+    """Tell Serve, and wait for nothing: what `serve deploy` of an edited file sends."""
+    from ray.serve.context import _get_global_client
+    from ray.serve.schema import ServeDeploySchema
+
+    application = {
+        "name": NAME,
+        "route_prefix": f"/{NAME}",
+        "import_path": "cp_ray.app",
+        "args": config(4).model_dump(exclude_defaults=True),
+        "deployments": [{"name": "Engine", "num_replicas": replicas}],
+    }
+    _get_global_client().deploy_apps(
+        ServeDeploySchema.model_validate({"applications": [application]})
+    )
+
+
+@contextlib.contextmanager
+def deployed(url: str) -> Iterator[str]:
+    """By a Serve config file, as in production."""
+    scale(4)
+    base = f"{url}/{NAME}"
+    try:
+        until(lambda: httpx.get(f"{base}/readyz", timeout=30).status_code == 200, 120)
+        until(lambda: len(live()) == 4)
+        yield base
+    finally:
+        serve.delete(NAME)
 
 
 def live() -> set[str]:
@@ -84,8 +109,7 @@ def test_22_scaling_4_8_2_in_10_s_under_load_fails_no_request(serve_url: str) ->
             await scaled.run(load)
         return load
 
-    with application(serve_url, NAME, config(4)) as base:
-        until(lambda: len(live()) == 4)
+    with deployed(serve_url) as base:
         before, index_before = pids(), index_state(NAME)["pid"]
         load = asyncio.run(main(base))
         after, index_after = pids(), index_state(NAME)["pid"]

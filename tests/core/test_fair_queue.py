@@ -21,7 +21,6 @@ class Queueing(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.queue = FairQueue(2, 4)
-        self.places = 2
         self.next = 0
         self.waiting: dict[Ticket, str] = {}
         self.under_way = 0
@@ -31,7 +30,7 @@ class Queueing(RuleBasedStateMachine):
         ticket = Ticket(self.next)
         self.next += 1
         entered = self.queue.enter(ticket, tenant, cost)
-        assert entered.goes == (self.under_way < self.places)
+        assert entered.goes == (self.under_way < 2)
         if entered.goes:
             self.under_way += 1
             return
@@ -48,21 +47,11 @@ class Queueing(RuleBasedStateMachine):
     def leave(self) -> None:
         ticket = self.queue.leave()
         self.under_way -= 1
-        assert (ticket is None) == (not self.waiting or self.under_way >= self.places)
+        assert (ticket is None) == (not self.waiting)
         if ticket is not None:
             tenant = self.waiting.pop(ticket)
             assert all(ticket < left for left, of in self.waiting.items() if of == tenant)
             self.under_way += 1
-
-    @rule(places=st.integers(1, 5))
-    def resize(self, places: int) -> None:
-        going = self.queue.resize(places)
-        assert len(going) == max(0, min(places - self.under_way, len(self.waiting)))
-        for ticket in going:
-            tenant = self.waiting.pop(ticket)
-            assert all(ticket < left for left, of in self.waiting.items() if of == tenant)
-        self.under_way += len(going)
-        self.places = places
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data())

@@ -92,15 +92,5 @@ def test_a_missing_index_file_stops_the_start(tmp_path: Path) -> None:
         app(AppConfig(index=str(tmp_path / "none")))
 
 
-def test_the_size_of_the_fleet_is_no_argument_of_any_process() -> None:
-    """Else a fleet that grows would begin anew: engines with their caches, and the index."""
-    small = {"replicas": 2, "scale_up_after_s": 3}
-    large = {"replicas": 4, "max_replicas": 8, "target_ttft_s": 1, "scale_down_after_s": 9}
-    one, other = (AppConfig.model_validate({"engine": "simulated", **s}) for s in (small, large))
-    assert one.without_size() == other.without_size() != other
-    assert one.without_size() != AppConfig(engine="simulated", page_size=32).without_size()
-    assert one.without_size().without_size().to_json() == other.without_size().to_json()
-
-
 def test_serve_build_finds_a_built_application() -> None:
     assert isinstance(cp_ray.deployment.default, Application)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import hashlib
+import importlib
 import logging
 import os
 import time
@@ -101,6 +102,9 @@ class IndexActor:
         ]
         for task in self._tasks:
             task.add_done_callback(_begin_anew)
+        importlib.import_module(
+            "scipy.optimize"
+        )  # the first fit would: a tenth of a second or more
         gc.collect()
         gc.freeze()  # else each full pass goes over what imports made: 95 ms without a plan
 

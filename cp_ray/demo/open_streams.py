@@ -18,6 +18,8 @@ from cp_ray.demo.streams import Bodies, Sender
 APP = "streams"
 STARTING, HOLD_S, TIMEOUT_S = 32, 20.0, 1800.0
 """Requests without a first token at most; how long all are held open."""
+OPENED_PER_S = 20.0
+"""At least, or the first end before the last begin."""
 REPLICAS, TOKEN_S = 2, 20.0
 """Seconds from token to token: 4,000 streams get 200 tokens a second."""
 
@@ -48,11 +50,11 @@ class OpenStreams(msgspec.Struct, frozen=True):
         return found
 
 
-def open_streams(count: int, opening_s: float = 240.0) -> OpenStreams:
-    """Open so many on a Ray of its own. opening_s: what that takes at most."""
+def open_streams(count: int) -> OpenStreams:
+    """Open so many on a Ray of its own, OPENED_PER_S or more a second."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the proxy inherits it
-    tokens = int((opening_s + HOLD_S) / TOKEN_S) + 2
+    tokens = int((count / OPENED_PER_S + HOLD_S) / TOKEN_S) + 2
     config = AppConfig(
         engine="simulated",
         model="sim",

@@ -22,7 +22,7 @@ SETTINGS = {
 """Of the environment, where nothing else is set there."""
 HOST_MEMORY = 80 << 20
 HEAD_CPUS = 4
-HOST_TRIES = 3
+TRIES = 3
 """Ray gives a host 30 s to come up, which on a busy machine of 2 cores may not do."""
 
 
@@ -40,14 +40,10 @@ def own_serve(
 
     with _settings(root) as folder:
         try:
-            ray.init(
-                address="local",
-                num_cpus=cpus,
-                include_dashboard=False,
-                object_store_memory=memory_mb << 20,
-                log_to_driver=False,
-                _temp_dir=folder,
-                **init,
+            init |= {"include_dashboard": False, "log_to_driver": False, "_temp_dir": folder}
+            memory = memory_mb << 20
+            _with_patience(
+                lambda: ray.init("local", num_cpus=cpus, object_store_memory=memory, **init)
             )
             yield start_serve(proxy=proxy)
         finally:
@@ -124,7 +120,7 @@ def _settings(root: Path | None) -> Iterator[str]:
 
 
 def _with_patience(start: Callable[[], Any]) -> None:
-    for left in reversed(range(HOST_TRIES)):
+    for left in reversed(range(TRIES)):
         try:
             start()
         except Exception:  # Ray raises nothing more precise

@@ -157,7 +157,7 @@ async def _measure(base: str, options: ServeOptions) -> tuple[cpu.Taken, list[Ce
         for sender in (mine, its):
             await sender.closed(Bodies(2, "new", options.seed), CLIENTS, WARM_S)
         idle = await _idle()
-        bench = _Bench(mine, its, idle, options)
+        bench = BenchOfTwo(mine, its, idle, options)
         kinds: list[Texts] = ["new", "known"]
         todo = [(size, texts) for size in options.sizes for texts in kinds]
         with tqdm(todo, unit="cell", disable=None) as bar:
@@ -182,12 +182,15 @@ class _Block(msgspec.Struct, frozen=True):
         return 1000 * statistics.fmean(getattr(answer, name) for answer in self.answers)
 
 
-class _Bench:
+class BenchOfTwo:
+    """Two applications under the same load in turns. idle: CPU a second that is taken off."""
+
     def __init__(self, mine: Sender, its: Sender, idle: cpu.Taken, options: ServeOptions) -> None:
         self._mine, self._its, self._idle, self._options = mine, its, idle, options
         self._rng = random.Random(options.seed)
 
     async def cell(self, kilobytes: int, texts: Texts) -> Cell:
+        """Find the first one's limit, then measure both."""
         options = self._options
         bodies = Bodies(kilobytes, texts, options.seed + 1)
         failed = len(self._mine.failed) + len(self._its.failed)

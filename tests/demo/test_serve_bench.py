@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from cp_ray.core.types import ReplicaId
-from cp_ray.demo import cpu
+from cp_ray.demo import cpu, serve_bench
 from cp_ray.demo.open_streams import OpenStreams
-from cp_ray.demo.serve_bench import Cell, ServeBench, Side
+from cp_ray.demo.serve_bench import BenchOfTwo, Cell, ServeBench, ServeOptions, Side
 from cp_ray.demo.serve_report import lines
 from cp_ray.demo.streams import Bodies, Sender, Texts
 from cp_ray.demo.text_work import text_ms
@@ -144,3 +144,41 @@ def test_every_limit_that_is_missed_is_named() -> None:
     assert len(found.faults) == 3 + 1 + 3
     assert any("1.32 times" in fault for fault in found.faults)
     assert len(lines(found)) > 10
+
+
+def test_a_cell_compares_two_applications_in_pairs_of_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second one's tokens take 10 ms longer to come: it shows in both intervals."""
+    for name in ("WARM_S", "SATURATE_S"):
+        monkeypatch.setattr(serve_bench, name, 0.3)
+    options = ServeOptions(sizes=(2,), pairs=3, block_s=0.5, load=0.5)
+
+    async def measure(mine: str, its: str) -> Cell:
+        async with aiohttp.ClientSession() as http:
+            senders = Sender(http, mine), Sender(http, its)
+            return await BenchOfTwo(*senders, {}, options).cell(2, "new")
+
+    with running(bench()) as fast, running(delayed(bench(), 0.01)) as late:
+        found = asyncio.run(measure(late.url, fast.url))
+    assert found.failed == 0
+    assert found.requests == 3 * round(found.rate_per_s * 0.5)
+    mean, half = found.added_ttft_ms
+    assert mean - half < 10 < mean + half + 5
+    assert mean > 5
+    assert found.inside_median_ms < found.cp_ray.ttft_ms
+    assert found.text_cpu_ms[0] > 0
+
+
+def delayed(it: Bench, seconds: float) -> Bench:
+    """Its engine begins so much later."""
+    (engine,) = it.dispatcher.engines.values()
+    generate = engine.generate
+
+    async def later(request: Any) -> Any:
+        await asyncio.sleep(seconds)
+        async for chunk in generate(request):
+            yield chunk
+
+    engine.generate = later
+    return it

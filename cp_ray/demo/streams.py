@@ -110,7 +110,8 @@ class Sender:
         async def client() -> None:
             nonlocal done
             while time.monotonic() < end:
-                done += await self.send(bodies.next()) is not None
+                answer = await self.send(bodies.next())
+                done += answer is not None
 
         await asyncio.gather(*(client() for _ in range(clients)))
         return done / seconds

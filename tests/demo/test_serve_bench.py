@@ -91,6 +91,16 @@ def test_an_open_loop_sends_at_its_moments_whatever_comes_of_those_before() -> N
     assert 0.4 <= seconds < 2.0, "each answer takes 0.1 s: they overlap"
 
 
+def test_a_closed_loop_counts_every_client_s_answers() -> None:
+    with running(bench()) as it:
+
+        async def closed(sender: Sender) -> float:
+            return await sender.closed(Bodies(2, "known", 0, 100), 8, 1.0)
+
+        rate = asyncio.run(ask(it, closed))
+    assert 15 < rate < 85, "eight clients, and 0.1 s for each answer at least"
+
+
 def test_cpu_is_counted_by_kind_of_process() -> None:
     title = "ray::ServeReplica:cp:Engine.generate"
     work = "import time; t = time.process_time()\nwhile time.process_time() < t + 0.3: pass"

@@ -24,6 +24,7 @@ from tqdm import tqdm
 from cp_ray.config import AppConfig
 from cp_ray.demo import cpu
 from cp_ray.demo.bare import bare_app
+from cp_ray.demo.echo import echoing
 from cp_ray.demo.open_streams import OpenStreams, open_streams
 from cp_ray.demo.own_serve import own_serve
 from cp_ray.demo.streams import Answer, Bodies, Sender, Texts
@@ -72,7 +73,9 @@ class Cell(msgspec.Struct, frozen=True):
     """One kind of body. inside_*: from the body read to the engine call issued, milliseconds.
 
     text_cpu_ms: CPU that reading, cutting and tokenizing one such body takes in the Router, and in
-    the bare one. added_*: (mean difference, half of its 95% interval) over pairs of blocks.
+    the bare one. echo_ms: median and p99 of a byte to a process that does nothing and back,
+    meanwhile: the floor of any plan. added_*: (mean difference, half of its 95% interval) over
+    pairs of blocks.
     """
 
     kilobytes: int
@@ -89,6 +92,7 @@ class Cell(msgspec.Struct, frozen=True):
     added_ttft_ms: tuple[float, float]
     added_total_ms: tuple[float, float]
     text_cpu_ms: tuple[float, float]
+    echo_ms: tuple[float, float]
 
     @property
     def cpu_ratio(self) -> float:
@@ -198,12 +202,10 @@ class BenchOfTwo:
             await sender.closed(bodies, CLIENTS, WARM_S)
         limit = await self._mine.closed(bodies, CLIENTS, SATURATE_S)
         rate = max(options.load * limit, 0.5)
-        mine, its = [], []
-        for pair in range(options.pairs):
-            gaps_s = [self._rng.expovariate(rate) for _ in range(round(rate * options.block_s))]
-            for sender in (self._mine, self._its)[:: 1 if pair % 2 else -1]:
-                block = await self._block(sender, bodies, gaps_s)
-                (mine if sender is self._mine else its).append(block)
+        mine, its = list[_Block](), list[_Block]()
+        async with echoing() as echo_ms:
+            await self._pairs(bodies, rate, mine, its)
+            echo = sorted(echo_ms)
         timings = [a.explained["timing_ms"] for block in mine for a in block.answers]
         inside = sorted(timing["issued"] for timing in timings)
         return Cell(
@@ -214,7 +216,7 @@ class BenchOfTwo:
             requests=len(inside),
             failed=len(self._mine.failed) + len(self._its.failed) - failed,
             inside_median_ms=statistics.median(inside),
-            inside_p99_ms=inside[math.ceil(0.99 * len(inside)) - 1],
+            inside_p99_ms=_p99(inside),
             stages_median_ms={
                 name: statistics.median(timing[name] for timing in timings) for name in timings[0]
             },
@@ -222,8 +224,19 @@ class BenchOfTwo:
             bare=_side(its),
             added_ttft_ms=_added(mine, its, "ttft_s"),
             added_total_ms=_added(mine, its, "total_s"),
+            echo_ms=(statistics.median(echo), _p99(echo)),
             text_cpu_ms=text_ms(Bodies(kilobytes, texts, options.seed + 2)),
         )
+
+    async def _pairs(
+        self, bodies: Bodies, rate: float, mine: list[_Block], its: list[_Block]
+    ) -> None:
+        options = self._options
+        for pair in range(options.pairs):
+            gaps_s = [self._rng.expovariate(rate) for _ in range(round(rate * options.block_s))]
+            for sender in (self._mine, self._its)[:: 1 if pair % 2 else -1]:
+                block = await self._block(sender, bodies, gaps_s)
+                (mine if sender is self._mine else its).append(block)
 
     async def _block(self, sender: Sender, bodies: Bodies, gaps_s: list[float]) -> _Block:
         before, began = cpu.taken(), time.monotonic()
@@ -231,6 +244,10 @@ class BenchOfTwo:
         seconds, spent = time.monotonic() - began, cpu.between(before, cpu.taken())
         own = {kind: taken - seconds * self._idle.get(kind, 0.0) for kind, taken in spent.items()}
         return _Block(answers, own)
+
+
+def _p99(ranked: list[float]) -> float:
+    return ranked[math.ceil(0.99 * len(ranked)) - 1]
 
 
 def _side(blocks: list[_Block]) -> Side:

@@ -48,6 +48,8 @@ def _cell(cell: Cell) -> list[str]:
         f"at {cell.rate_per_s:.1f}/s, {cell.requests} requests, {cell.failed} failed",
         f"  body read to engine called: median {cell.inside_median_ms:.2f} ms, p99 "
         f"{cell.inside_p99_ms:.2f} ms (medians since the body was read: {stages})",
+        f"  a byte to an idle process and back, meanwhile: median {cell.echo_ms[0]:.2f} ms, p99 "
+        f"{cell.echo_ms[1]:.2f} ms",
         f"  to a bare application: TTFT {_plus(cell.added_ttft_ms)} on {cell.bare.ttft_ms:.1f}, "
         f"whole answer {_plus(cell.added_total_ms)} on {cell.bare.total_ms:.1f}",
         f"  CPU a request {cell.cp_ray.cpu_all_ms:.1f} ms to {cell.bare.cpu_all_ms:.1f}: "

@@ -141,6 +141,7 @@ def cell(**values: Any) -> Cell:
         added_ttft_ms=(1.0, 0.5),
         added_total_ms=(2.0, 1.5),
         text_cpu_ms=(0.5, 0.3),
+        echo_ms=(0.2, 1.0),
     )
     return msgspec.structs.replace(fine, **values)
 
@@ -159,25 +160,26 @@ def test_every_limit_that_is_missed_is_named() -> None:
 def test_a_cell_compares_two_applications_in_pairs_of_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The second one's tokens take 10 ms longer to come: it shows in both intervals."""
+    """The first one's tokens take 0.3 s longer to come."""
     for name in ("WARM_S", "SATURATE_S"):
         monkeypatch.setattr(serve_bench, name, 0.3)
-    options = ServeOptions(sizes=(2,), pairs=3, block_s=0.5, load=0.5)
+    options = ServeOptions(sizes=(2,), pairs=3, block_s=0.5, load=0.15)
 
     async def measure(mine: str, its: str) -> Cell:
         async with aiohttp.ClientSession() as http:
             senders = Sender(http, mine), Sender(http, its)
             return await BenchOfTwo(*senders, {}, options).cell(2, "new")
 
-    with running(bench()) as fast, running(delayed(bench(), 0.01)) as late:
+    with running(bench()) as fast, running(delayed(bench(), 0.3)) as late:
         found = asyncio.run(measure(late.url, fast.url))
     assert found.failed == 0
     assert found.requests == 3 * round(found.rate_per_s * 0.5)
     mean, half = found.added_ttft_ms
-    assert mean - half < 10 < mean + half + 5
-    assert mean > 5
+    assert mean > 150
+    assert half > 0
     assert found.inside_median_ms < found.cp_ray.ttft_ms
     assert found.text_cpu_ms[0] > 0
+    assert 0 < found.echo_ms[0] <= found.echo_ms[1]
 
 
 def delayed(it: Bench, seconds: float) -> Bench:

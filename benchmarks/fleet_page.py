@@ -12,19 +12,16 @@ import argparse
 import asyncio
 import os
 import random
-import shutil
 import signal
-import socket
-import tempfile
 import time
 from pathlib import Path
 
 import httpx
 import psutil
-import ray
 from ray import serve
 
 from cp_ray.config import AppConfig
+from cp_ray.demo.own_serve import own_serve
 from cp_ray.deployment import app
 from tests.browser.chromium import chromium
 
@@ -38,19 +35,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--concurrency", type=int, default=12)
     args = parser.parse_args()
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    folder = tempfile.mkdtemp(prefix="cp-")
-    ray.init(
-        address="local",
-        num_cpus=64,
-        include_dashboard=False,
-        object_store_memory=100 << 20,
-        log_to_driver=False,
-        _temp_dir=folder,
-        runtime_env={"env_vars": {"PYTHONPATH": str(Path.cwd())}},
-    )
-    try:
-        url = start(args.replicas)
+    with own_serve(64, root=Path.cwd()) as url:
+        start(url, args.replicas)
         asyncio.run(traffic(url, args))
         with chromium() as browser:
             browser.size(1440, 1500)
@@ -69,17 +55,9 @@ def main() -> None:
             browser.js("document.querySelector('#explain').scrollIntoView()")
             browser.screenshot(args.out / "fleet-explain.png")
             print("errors in the page:", browser.errors)
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
-def start(replicas: int) -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
+def start(url: str, replicas: int) -> None:
     config = AppConfig(
         engine="simulated",
         replicas=replicas,
@@ -91,11 +69,9 @@ def start(replicas: int) -> str:
     )
     began = time.monotonic()
     serve.run(app(config), name="fleet", route_prefix="/")
-    url = f"http://127.0.0.1:{port}"
     while httpx.get(f"{url}/readyz", timeout=60).status_code != 200:
         time.sleep(0.5)
     print(f"{replicas} replicas up after {time.monotonic() - began:.0f} s")
-    return url
 
 
 async def traffic(url: str, args: argparse.Namespace) -> None:

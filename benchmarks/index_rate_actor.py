@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -24,6 +22,7 @@ from tqdm import tqdm
 from benchmarks.index_traffic import Fleet, requests
 from cp_ray.config import AppConfig
 from cp_ray.core.types import PlanRequest, ReplicaId, Step
+from cp_ray.demo.own_serve import own_serve
 from cp_ray.index_actor.client import IndexClient
 from cp_ray.store import wire
 from cp_ray.store.client import Store
@@ -33,6 +32,7 @@ from cp_ray.workers.reporter import Reporter
 APP, K, PAGE, WAIT_S = "index_rate", 15, 16, 120.0
 SLACK = 4096
 """Records beyond those stored: reports are on their way meanwhile."""
+ROOT = Path(__file__).resolve().parent.parent
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -92,26 +92,8 @@ class Load:
 
 def through_actor(records: int, replicas: int, count: int, in_flight: int) -> dict[str, float]:
     """Rates, and CPU per request of the actor, the client, and Ray alone in an actor's process."""
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    folder = tempfile.mkdtemp(prefix="cp-")
-    root = str(Path(__file__).resolve().parent.parent)
-    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
-    ray.init(
-        address="local",
-        num_cpus=8,
-        include_dashboard=False,
-        log_to_driver=False,
-        _temp_dir=folder,
-        runtime_env={"env_vars": {"PYTHONPATH": path}},
-    )
-    serve.start(proxy_location="Disabled")
-    try:
+    with own_serve(8, root=ROOT, proxy=False, memory_mb=1024):
         return asyncio.run(_measure(records, replicas, count, in_flight))
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _measure(records: int, replicas: int, count: int, in_flight: int) -> dict[str, float]:

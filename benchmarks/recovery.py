@@ -15,16 +15,13 @@ import asyncio
 import json
 import os
 import random
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import ray
 from ray import serve
 from tqdm import tqdm
 
@@ -41,6 +38,7 @@ from cp_ray.core.types import (
     Settled,
     Step,
 )
+from cp_ray.demo.own_serve import own_serve
 from cp_ray.index_actor.client import IndexClient
 from cp_ray.store.client import Store
 from cp_ray.store.embedded_actor import redis_url
@@ -316,24 +314,8 @@ def main() -> int:
     parser.add_argument("--records", type=int, default=100_000)
     parser.add_argument("--replicas", type=int, default=4)
     args = parser.parse_args()
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    folder = tempfile.mkdtemp(prefix="cp-")
-    root = str(Path(__file__).resolve().parent.parent)
-    ray.init(
-        address="local",
-        num_cpus=8,
-        include_dashboard=False,
-        log_to_driver=False,
-        _temp_dir=folder,
-        runtime_env={"env_vars": {"PYTHONPATH": root}},
-    )
-    serve.start(proxy_location="Disabled")
-    try:
+    with own_serve(8, root=Path(__file__).resolve().parent.parent, proxy=False, memory_mb=1024):
         result = asyncio.run(measure(args.records, args.replicas))
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
     print(json.dumps(result, indent=1))
     back = result["up_to_95_percent_s"]
     return 0 if back is not None and back <= 5 and not result["wrong_predictions"] else 1

@@ -156,26 +156,10 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
 
 
 def _bench_serve(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--soak", action="store_true", required=True, help="does anything grow?")
-    parser.add_argument("--seconds", type=float, default=600.0, help="of measured load")
-    parser.add_argument("--warm", type=float, default=240.0, help="seconds to fill up, at most")
-    parser.add_argument("--settle", type=float, default=420.0, help="of load before it is measured")
-    parser.add_argument("--replicas", type=int, default=2, help="simulated engines")
-    parser.add_argument("--concurrency", type=int, default=16, help="clients that find the limit")
-    parser.add_argument("--load", type=float, default=0.8, help="share of that limit")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
+    from cp_ray.demo.serve_command import add_arguments, run_serve_command
 
-    def run(args: argparse.Namespace) -> int:
-        from cp_ray.demo.soak import SoakOptions, run_soak, show
-
-        a = args
-        options = SoakOptions(
-            a.seconds, a.replicas, a.concurrency, a.load, a.seed, a.warm, a.settle
-        )
-        return show(run_soak(options), as_json=args.json)
-
-    parser.set_defaults(run=run)
+    add_arguments(parser)
+    parser.set_defaults(run=run_serve_command)
 
 
 def _bench_index(parser: argparse.ArgumentParser) -> None:

@@ -78,6 +78,14 @@ PLAN_TIME = Spec(
     (),
     PLAN_SECONDS,
 )
+ISSUE_TIME = Spec(
+    "cp_ray_issue_seconds",
+    "histogram",
+    "router",
+    "From the body read to the engine call issued: what is added before an engine can begin",
+    (),
+    PLAN_SECONDS,
+)
 QUEUED = Spec(
     "cp_ray_waiting_requests", "gauge", "router", "Requests of one Router without a first token"
 )

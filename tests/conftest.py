@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cp_ray.compiling import is_stale
+from cp_ray.demo.own_serve import start_serve
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -53,9 +53,5 @@ def serve_url(ray_instance: None) -> Iterator[str]:
     """Base address of the one Serve instance; tests add and delete applications by name."""
     from ray import serve
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
-    yield f"http://127.0.0.1:{port}"
+    yield start_serve()
     serve.shutdown()

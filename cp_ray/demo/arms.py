@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from tqdm import tqdm
 
 from cp_ray.config import AppConfig
 from cp_ray.demo.host import STAGES
+from cp_ray.demo.own_serve import free_port
 from cp_ray.errors import ConfigError
 
 START_S = 420.0
@@ -65,7 +65,7 @@ def running(name: str, config: AppConfig, logs: Path) -> Iterator[Running]:
 
 def start(name: str, config: AppConfig, logs: Path) -> Running:
     """Serve `config` until `stop`. Raises as `running` does, and then leaves nothing running."""
-    port = _free_port()
+    port = free_port()
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"{name}.log"
     # Short: sockets live under it, and their paths may have 107 bytes.
@@ -162,12 +162,6 @@ def _environment() -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     quiet = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
     return env | quiet | {"PYTHONUNBUFFERED": "1", "TQDM_DISABLE": "1"}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _end_of(log: Path, lines: int = 25) -> str:

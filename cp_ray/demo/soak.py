@@ -13,10 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
-import socket
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +23,7 @@ import msgspec
 
 from cp_ray.config import AppConfig
 from cp_ray.demo.growth import CONTROL, Growth, Sample, growth, sizes
+from cp_ray.demo.own_serve import own_serve
 from cp_ray.demo.soak_load import Clients
 from cp_ray.demo.soak_state import Fills, fills, index_state, redis_keys
 from cp_ray.store.connection import MAX_CONNECTIONS
@@ -124,11 +122,8 @@ def run_soak(options: SoakOptions) -> Soak:
 
 @contextlib.contextmanager
 def _application(options: SoakOptions) -> Iterator[str]:
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")  # as docs/operations.md advises
     os.environ.setdefault(EVENTS, "1000")
-    import ray
     from ray import serve
 
     from cp_ray.demo.soak_control import start_control
@@ -141,27 +136,10 @@ def _application(options: SoakOptions) -> Iterator[str]:
         health_check_timeout_s=30,
         **SETTINGS,
     )
-    folder = tempfile.mkdtemp(prefix="cp-")
-    ray.init(
-        address="local",
-        num_cpus=max(8, options.replicas),
-        include_dashboard=False,
-        object_store_memory=200 << 20,
-        log_to_driver=False,
-        _temp_dir=folder,
-    )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    try:
-        serve.start(http_options={"host": "127.0.0.1", "port": port})
+    with own_serve(max(8, options.replicas), memory_mb=200) as base:
         serve.run(app(config), name=NAME)
         start_control(options.replicas)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+        yield base
 
 
 async def _soak(base: str, options: SoakOptions) -> Soak:

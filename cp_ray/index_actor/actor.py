@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import hashlib
+import importlib
 import logging
 import os
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import ray
 
 from cp_ray.allocator import keep_trimmed
@@ -34,6 +36,7 @@ from cp_ray.core.types import (
 from cp_ray.core.warming import Offer, Warming
 from cp_ray.errors import ConfigError
 from cp_ray.index_actor.journal import IndexJournal
+from cp_ray.index_actor.line import Lines
 from cp_ray.index_actor.observer import Observer
 from cp_ray.index_actor.recording import Recording
 from cp_ray.index_actor.report_reader import ReportReader
@@ -48,11 +51,20 @@ from cp_ray.tracing import new_tracer
 GRACE_S = 1.0
 """A client knows our clock as well as its probe was quick: only what is later than this is late."""
 HEARING_S = 1.0
+PROTOCOL = 2
+"""Of the calls below: Routers of other code get an index of their own."""
 ENGINE = "Engine"
 """Name of the engine deployment."""
 _log = logging.getLogger("ray.serve")
 SUPERSEDED_AFTER_S = 30.0
 """Clients call every few seconds; without one this long, another index has taken over."""
+
+
+class Heard(msgspec.Struct, frozen=True, array_like=True):
+    """Feedback on its way. age_s: since it happened."""
+
+    age_s: float
+    feedback: Feedback
 
 
 class IndexActor:
@@ -76,6 +88,7 @@ class IndexActor:
         self._live_set = LiveSet(app, ENGINE, self._set_live)
         record = self._config.record
         recording = Recording(Path(record)) if record is not None else None
+        self._lines = Lines(self._plan, self._hear)
         self._observer = Observer(app, self._index, self._reader, recording)
         self._tracer = new_tracer(self._config, app, "index")
         me = ray.get_runtime_context().current_actor
@@ -91,14 +104,23 @@ class IndexActor:
         ]
         for task in self._tasks:
             task.add_done_callback(_begin_anew)
+        importlib.import_module(
+            "scipy.optimize"
+        )  # the first fit would: a tenth of a second or more
         gc.collect()
         gc.freeze()  # else each full pass goes over what imports made: 95 ms without a plan
 
-    async def plan(self, payload: bytes, deadline_s: float) -> bytes:
+    async def plan(self, payload: bytes, deadline_s: float, heard: bytes) -> bytes:
         """Wire-encoded list[PlanRequest] -> list[Step]; nothing when nobody waits any more.
 
-        deadline_s: when the caller stops waiting, on the clock that `ready` told it.
+        deadline_s: when the caller stops waiting, on the clock that `ready` told it. heard: what
+        `hear` takes, or nothing; a call of its own would cost the caller and us a millisecond each.
         """
+        return self._plan(payload, deadline_s, heard)
+
+    def _plan(self, payload: bytes, deadline_s: float, heard: bytes) -> bytes:
+        if heard:
+            self._hear(heard)
         if time.monotonic() > deadline_s + GRACE_S:
             self._late += 1
             return b""
@@ -113,14 +135,22 @@ class IndexActor:
         return wire.encode(steps)
 
     async def hear(self, payload: bytes) -> None:
-        """Wire-encoded list[Feedback]."""
+        """Wire-encoded list[Heard]."""
+        self._hear(payload)
+
+    def _hear(self, payload: bytes) -> None:
         now = time.monotonic()
-        for feedback in wire.decode(payload, list[Feedback]):
-            self._index.hear(feedback, now)
+        for heard in wire.decode(payload, list[Heard]):
+            feedback, then = heard.feedback, now - heard.age_s
+            self._index.hear(feedback, then)
             if isinstance(feedback, Routed):
-                self._hearing.served(feedback.replica, now)
+                self._hearing.served(feedback.replica, then)
             elif isinstance(feedback, Settled) and feedback.ok:
                 self._journal.ended(feedback.request_id)
+
+    async def line(self) -> tuple[str, bytes] | None:
+        """Where Routers on this host reach `plan` and `hear` without Ray, and the secret for it."""
+        return await self._lines.where()
 
     async def warm_offers(self) -> bytes:
         """Wire-encoded list[Offer]: what replicas should prefill ahead of clients now."""
@@ -155,7 +185,7 @@ class IndexActor:
     async def counters(self) -> dict[str, int]:
         """Counts since the start of the actor."""
         shells = self._reader.counters() | self._journal.counters()
-        own = self._warming.counters() | {"plans_too_late": self._late}
+        own = self._warming.counters() | self._lines.counters() | {"plans_too_late": self._late}
         return self._index.counters() | shells | own
 
     async def state(self) -> dict[str, Any]:
@@ -266,5 +296,5 @@ def obtain_index(app: str, config: AppConfig) -> Any:
     The name carries the settings, so that an upgraded application does not meet an old index.
     """
     config_json = config.to_json()
-    digest = hashlib.blake2b(config_json.encode(), digest_size=4).hexdigest()
+    digest = hashlib.blake2b(f"{PROTOCOL}{config_json}".encode(), digest_size=4).hexdigest()
     return obtain(IndexActor, index_prefix(app) + digest, app, config_json)

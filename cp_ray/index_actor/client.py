@@ -16,10 +16,12 @@ from cp_ray.config import AppConfig
 from cp_ray.core.types import Feedback, PlanRequest, RequestId, Settled, Step
 from cp_ray.core.warming import Offer
 from cp_ray.errors import WireError
-from cp_ray.index_actor.actor import obtain_index
+from cp_ray.index_actor.actor import Heard, obtain_index
+from cp_ray.index_actor.line import Line
 from cp_ray.store import wire
 
-FLUSH_S = 0.01
+FLUSH_S = 0.05
+"""How long feedback waits for a plan call that takes it along; it says how long it waited."""
 MAX_BATCH = 4096
 MAX_BUFFER = 65_536
 """Feedback kept while the index is down; past it the oldest is dropped."""
@@ -41,9 +43,10 @@ class IndexClient:
         self._config = config
         self._deadline_s = config.plan_deadline_ms / 1000
         self._actor: Any = None
+        self._line: Line | None = None
         self._ahead_s = 0.0
         self._up = False
-        self._buffer: deque[Feedback] = deque(maxlen=MAX_BUFFER)
+        self._buffer: deque[tuple[float, Feedback]] = deque(maxlen=MAX_BUFFER)
         self._heard = asyncio.Event()
         self._fault = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -96,10 +99,10 @@ class IndexClient:
         return steps
 
     def feedback(self, event: Feedback) -> None:
-        """Tell the index, a little later and with others. Never blocks, never raises."""
+        """Tell the index with the next plan, or a little later. Never blocks, never raises."""
         if len(self._buffer) == MAX_BUFFER:
             self._counters["feedback_dropped"] += 1
-        self._buffer.append(event)
+        self._buffer.append((time.monotonic(), event))
         self._heard.set()
 
     async def warm_offers(self) -> list[Offer]:
@@ -140,14 +143,29 @@ class IndexClient:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._line is not None:
+            self._line.close()
 
     async def _plan(self, requests: list[PlanRequest], deadline: float) -> list[Step] | None:
+        heard = self._take()
+        call = wire.encode(requests), deadline, wire.encode(heard) if heard else b""
         try:
-            answer: bytes = await self._actor.plan.remote(wire.encode(requests), deadline)
+            line = self._line
+            if line is not None and line.open:
+                answer = await line.plan(*call)
+            else:
+                answer = await self._actor.plan.remote(*call)
             return wire.decode(answer, list[Step]) if answer else None
         except (RayError, WireError) as error:
+            self._counters["feedback_dropped"] += len(heard)
             self._break(repr(error))
             return None
+
+    def _take(self) -> list[Heard]:
+        """The oldest feedback, with its age."""
+        now, count = time.monotonic(), min(MAX_BATCH, len(self._buffer))
+        taken = [self._buffer.popleft() for _ in range(count)]
+        return [Heard(now - then, feedback) for then, feedback in taken]
 
     def _take_back(self, call: asyncio.Task[list[Step] | None]) -> None:
         """Free what a plan reserved that nobody waits for any more."""
@@ -174,6 +192,8 @@ class IndexClient:
                     self._actor = await asyncio.to_thread(obtain_index, self._app, self._config)
                 asked_s = time.monotonic()
                 its_s: float = await asyncio.wait_for(self._actor.ready.remote(), PROBE_TIMEOUT_S)
+                if self._line is None or not self._line.open:
+                    self._line = await self._connected()
                 self._ahead_s = its_s - asked_s  # by the answer's way too much: never too early
             except Exception as error:  # noqa: BLE001 - whatever it is, the next probe may do better
                 self._break(repr(error))
@@ -185,16 +205,24 @@ class IndexClient:
             self._up = True
             self._heard.set()
 
+    async def _connected(self) -> Line | None:
+        where = await asyncio.wait_for(self._actor.line.remote(), PROBE_TIMEOUT_S)
+        return await Line.connect(*where, lost=self._break) if where is not None else None
+
     async def _keep_flushing(self) -> None:
         while True:
             await self._heard.wait()
             await asyncio.sleep(FLUSH_S)
             self._heard.clear()
             while self._buffer and self._up:
-                batch = [self._buffer.popleft() for _ in range(min(MAX_BATCH, len(self._buffer)))]
+                batch = self._take()
                 try:
-                    await self._actor.hear.remote(wire.encode(batch))
-                except RayError as error:  # a restarted index knows none of these requests
+                    if self._line is not None and self._line.open:
+                        self._line.hear(wire.encode(batch))
+                    else:
+                        await self._actor.hear.remote(wire.encode(batch))
+                except (RayError, WireError) as error:
+                    # A restarted index knows none of these requests.
                     self._counters["feedback_dropped"] += len(batch)
                     self._break(repr(error))
 

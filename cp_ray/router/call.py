@@ -37,7 +37,7 @@ class Call:
         self._prepared = prepared
         self._step = step
         self._planner = planner
-        self._deliveries = dispatcher.stream(step, request)
+        self._deliveries = dispatcher.stream(step, request, watch.issued)
         self._save = save
         self._watch = watch
         self._first: Delivery | None = None
@@ -108,6 +108,7 @@ class Call:
             "predicted_cached_tokens": step.reused_tokens if step is not None else 0,
             "cached_tokens": last.cached_tokens if last is not None else 0,
             "reason": self._reason(),
+            "timing_ms": self._watch.timing(),
         }
 
     def _reason(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -47,7 +47,7 @@ class Dispatcher:
         self._liveness = liveness or Liveness(handle)
 
     async def stream(
-        self, step: Step | None, request: EngineRequest
+        self, step: Step | None, request: EngineRequest, issued: Callable[[], None] | None = None
     ) -> AsyncGenerator[Delivery, None]:
         """Deliveries of one request, in order; the first comes with the first token.
 
@@ -55,14 +55,14 @@ class Dispatcher:
         before its first token costs another try elsewhere; behind it, it is an EngineError. Closing
         the iterator aborts the request in the engine. Raises the engine's own CpRayError,
         Overloaded when the queue is full, EngineUnavailable when no replica could take it,
-        EngineError when one failed on it.
+        EngineError when one failed on it. issued: called when it is handed to Serve, at each try.
         """
         payload = wire.encode(request)
         plan = _call_plan(step, self._liveness.stopped)
         for attempt in range(TRIES):
             started = False
             try:
-                async with aclosing(self._attempt(payload, plan)) as deliveries:
+                async with aclosing(self._attempt(payload, plan, issued)) as deliveries:
                     async for delivery in deliveries:
                         started = True
                         yield delivery
@@ -83,8 +83,12 @@ class Dispatcher:
             f"{TRIES} engine replicas in turn were lost before they answered: try again"
         )
 
-    async def _attempt(self, payload: bytes, plan: CallPlan) -> AsyncGenerator[Delivery, None]:
+    async def _attempt(
+        self, payload: bytes, plan: CallPlan, issued: Callable[[], None] | None
+    ) -> AsyncGenerator[Delivery, None]:
         response = self._handle.generate.remote(payload, cp_plan=plan)
+        if issued is not None:
+            issued()
         finished = False
         try:
             while (data := await self._next(response, plan)) is not None:

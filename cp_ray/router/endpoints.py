@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
@@ -157,7 +158,9 @@ async def _generate(
     service: Service, request: Request, kind: type[ChatRequest] | type[CompletionRequest]
 ) -> Response:
     tenant = service.admit(request.headers.get("authorization"))
-    body = read_json(await _body(request, service.config.max_body_bytes))
+    data = await _body(request, service.config.max_body_bytes)
+    began: float | None = time.perf_counter()
+    body = read_json(data)
     asked: ChatRequest | CompletionRequest = parse(kind, body, service.config)
     reuse = service.reuse(request.headers.get("x-cp-ray-reuse"))
     info = await service.info()
@@ -165,7 +168,10 @@ async def _generate(
     explain = request.headers.get("x-cp-ray-explain", "0").lower() in ("1", "true")
 
     async def begin() -> tuple[Call, Format]:
-        working = service.call(asked, tenant, reuse, request.headers.get("traceparent"))
+        nonlocal began
+        trace = request.headers.get("traceparent")
+        working = service.call(asked, tenant, reuse, trace, began)
+        began = None  # another try begins when it begins
         call = await _while_connected(request, working)
         request.state.request_id = call.request.request_id
         return call, Format(

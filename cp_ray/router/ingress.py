@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 from fastapi import FastAPI
 from ray import serve
@@ -77,6 +78,8 @@ class Router:
             ),
             sent=warmer.sent if warms else None,
         )
+        gc.collect()
+        gc.freeze()  # else each full pass goes over what imports made, and every stream waits
 
     async def _wait_for_index(self) -> None:
         """The first requests should be planned; but an index that does not come holds up nobody."""

@@ -36,8 +36,13 @@ class WarmPlanner(Protocol):
 class Dispatcher(Protocol):
     """The way to the replicas (`cp_ray.router.dispatch.Dispatcher`)."""
 
-    def stream(self, step: Step | None, request: EngineRequest) -> AsyncIterator[Delivery]:
-        """Generate where `step` says, spilling when it must; step None = Serve's own choice."""
+    def stream(
+        self, step: Step | None, request: EngineRequest, issued: Callable[[], None] | None = None
+    ) -> AsyncIterator[Delivery]:
+        """Generate where `step` says, spilling when it must; step None = Serve's own choice.
+
+        issued: called when the request is on its way to an engine, at each try.
+        """
 
 
 class RecordStore(Protocol):

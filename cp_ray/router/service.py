@@ -117,15 +117,21 @@ class Service:
         return tenant
 
     async def call(
-        self, request: Request, tenant: Tenant, reuse: Reuse, traceparent: str | None = None
+        self,
+        request: Request,
+        tenant: Tenant,
+        reuse: Reuse,
+        traceparent: str | None = None,
+        began: float | None = None,
     ) -> Call:
         """Prepare, plan, dispatch and wait for the first token.
 
+        began: when its body was read, by `time.perf_counter`.
         Raises InvalidRequest, Overloaded, EngineUnavailable or EngineError. The caller must close
         the call. Cancelling frees what was planned.
         """
         leave = self.quotas.enter(tenant.name)
-        watch = self.observer.begin(tenant.name, traceparent)
+        watch = self.observer.begin(tenant.name, traceparent, began)
         try:
             call = await self._begin(request, tenant, reuse, watch)
         except BaseException as error:

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -206,13 +207,43 @@ class HuggingFaceTokenizer(PromptTokenizer):
         return ids
 
 
+def _word_ids(text: str) -> tuple[int, ...]:
+    return tuple(
+        _FIRST + zlib.crc32(w.encode()) % ((1 << 31) - _FIRST) for w in _WORD.findall(text)
+    )
+
+
+_WORD = re.compile(r" ?\w{1,8}|\s|[^\w\s]")
+_FIRST = 16
+"""Ids below are the special tokens'."""
+
+
+class _AfterSpace(dict[str, tuple[int, ...]]):
+    """Ids of a space and a text without one; short ones are remembered, at most 1 MB of them."""
+
+    _MOST, _LONGEST = 1 << 12, 32
+
+    def __missing__(self, text: str) -> tuple[int, ...]:
+        ids = _word_ids(f" {text}")
+        if len(text) <= self._LONGEST:
+            if len(self) >= self._MOST:
+                self.clear()
+            self[text] = ids
+        return ids
+
+
 class WordTokenizer(PromptTokenizer):
-    """Deterministic, without a model: for the simulated engine. Ids are hashes of word pieces."""
+    """Deterministic, without a model: for the simulated engine. Ids are hashes of word pieces.
+
+    A token holds a space at its beginning only, so a text may be cut before each of them.
+    """
 
     special_tokens = frozenset({"<|im_start|>", "<|im_end|>"})
     _SPECIAL = re.compile(r"(<\|im_start\|>|<\|im_end\|>)")
-    _WORD = re.compile(r" ?\w{1,8}|\s|[^\w\s]")
-    _FIRST = 16
+
+    def __init__(self, cached_tokens: int = CACHED_TOKENS) -> None:
+        super().__init__(cached_tokens)
+        self._after_space = _AfterSpace()
 
     def render(
         self,
@@ -230,16 +261,15 @@ class WordTokenizer(PromptTokenizer):
         return "".join(lines) + ("<|im_start|>assistant\n" if add_generation_prompt else "")
 
     def _encode(self, text: str, *, template: bool) -> Sequence[int]:
-        ids = []
+        ids: list[int] = []
         for position, part in enumerate(self._SPECIAL.split(text) if template else [text]):
             if position % 2:
                 ids.append(1 if part == "<|im_start|>" else 2)
-            else:
-                ids += [self._id(word) for word in self._WORD.findall(part)]
+                continue
+            first, *others = part.split(" ")
+            ids += _word_ids(first)
+            ids += chain.from_iterable(map(self._after_space.__getitem__, others))
         return ids
-
-    def _id(self, word: str) -> int:
-        return self._FIRST + zlib.crc32(word.encode()) % ((1 << 31) - self._FIRST)
 
 
 def _json(value: Any) -> str:

@@ -32,9 +32,11 @@ class Observer:
         self.clock = clock
         self.tracer = tracer or Tracer()
 
-    def begin(self, tenant: str, traceparent: str | None = None) -> Watch:
-        """A request arrived. traceparent: its client's."""
-        return Watch(self, tenant, traceparent)
+    def begin(
+        self, tenant: str, traceparent: str | None = None, began: float | None = None
+    ) -> Watch:
+        """A request arrived. traceparent: its client's. began: as Watch has it."""
+        return Watch(self, tenant, traceparent, began)
 
     def waiting(self, requests: int) -> None:
         """So many requests have no first token yet."""
@@ -42,23 +44,33 @@ class Observer:
 
 
 class Watch:
-    """One request. `planned`, `first`, `ended`, in this order; `ended` counts once."""
+    """One request. `planned`, `issued`, `first`, `ended`, in this order; `ended` counts once."""
 
-    def __init__(self, observer: Observer, tenant: str, traceparent: str | None = None) -> None:
+    def __init__(
+        self,
+        observer: Observer,
+        tenant: str,
+        traceparent: str | None = None,
+        began: float | None = None,
+    ) -> None:
+        """began: when its body was read, by `time.perf_counter`; default: now."""
         self._trace = RequestTrace(observer.tracer, traceparent)
         self._observer = observer
         self._tenant = tenant
         self._at = observer.clock()
-        self._began = time.perf_counter()
+        self._began = time.perf_counter() if began is None else began
         self._plan: PlanRequest | None = None
         self._step: Step | None = None
         self._repeated = 0
+        self._prepared_s = 0.0
         self._planned_s = 0.0
+        self._issued_s = 0.0
         self._ttft_s = 0.0
         self._ended = False
 
     def planning(self, plan: PlanRequest) -> PlanRequest:
         """It asks the index: the request as the index shall get it."""
+        self._prepared_s = time.perf_counter() - self._began
         return self._trace.planning(plan)
 
     def sending(self) -> str | None:
@@ -70,6 +82,25 @@ class Watch:
         self._trace.planned(plan, step)
         self._plan, self._step, self._repeated = plan, step, repeated
         self._planned_s = time.perf_counter() - self._began
+
+    def issued(self) -> None:
+        """Its engine call is out; only the first one counts."""
+        if not self._issued_s:
+            self._issued_s = time.perf_counter() - self._began
+
+    def timing(self) -> dict[str, float]:
+        """Milliseconds from the body read: what an explained answer tells.
+
+        prepared: cut and counted. planned: the index has answered (as prepared, where it was not
+        asked). issued: the engine was called. first_token: it came.
+        """
+        stages = {
+            "prepared": self._prepared_s or self._planned_s,
+            "planned": self._planned_s,
+            "issued": self._issued_s,
+            "first_token": self._ttft_s,
+        }
+        return {name: round(1000 * seconds, 3) for name, seconds in stages.items()}
 
     def first(self) -> None:
         """Its first token came."""
@@ -108,6 +139,8 @@ class Watch:
         )
         self._trace.ended(story)
         _count(self._observer.metrics, story)
+        if self._issued_s:
+            self._observer.metrics.observe(metrics.ISSUE_TIME, self._issued_s)
         _write(story)
         if self._observer.tell is not None:
             self._observer.tell(story)

@@ -6,15 +6,12 @@ Run by the python of an environment that has cp_ray's own dependencies and nothi
 from __future__ import annotations
 
 import importlib.util
-import os
-import shutil
-import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from cp_ray.config import AppConfig
+from cp_ray.demo.own_serve import own_serve
 from tests.e2e.support import application, ask
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,37 +25,13 @@ def main() -> int:
     assert not found, f"this is no minimal install: it has {found}"
     for command in (["doctor", "engine=simulated"], ["bench", "index", "--n", "200"]):
         subprocess.run([sys.executable, "-m", "cp_ray.cli", *command], check=True, cwd=ROOT)
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    import ray
-    from ray import serve
-
-    folder = tempfile.mkdtemp(prefix="cp-")
-    ray.init(
-        address="local",
-        num_cpus=4,
-        include_dashboard=False,
-        object_store_memory=100 << 20,
-        log_to_driver=False,
-        _temp_dir=folder,
-        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
-    )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
-    try:
-        config = AppConfig(engine="simulated", model="sim")
-        with application(f"http://127.0.0.1:{port}", "base", config) as base:
-            documents = ["one " * 80, "two " * 80]
-            ask(base, documents, model="sim")
-            again = ask(base, documents, "another question?", model="sim")
-            cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
-            assert cached > 0, "the second request reuses the first one's documents"
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+    config = AppConfig(engine="simulated", model="sim")
+    with own_serve(4, root=ROOT) as url, application(url, "base", config) as base:
+        documents = ["one " * 80, "two " * 80]
+        ask(base, documents, model="sim")
+        again = ask(base, documents, "another question?", model="sim")
+        cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached > 0, "the second request reuses the first one's documents"
     print(f"the minimal install serves: {cached} tokens reused")
     return 0
 

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import random
-import socket
 import sys
 import time
 import traceback
@@ -22,6 +21,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from cp_ray.demo.own_serve import start_serve
 from tests.chaos.faults import FAULTS, Fault
 from tests.chaos.fleet import KEY, Fleet, fleet
 from tests.chaos.hosts import Hosts, hosts
@@ -66,16 +66,9 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _fleet() -> Iterator[tuple[Fleet, Hosts]]:
-    with hosts() as cluster, socket.socket() as free:
-        from ray import serve
-
-        free.bind(("127.0.0.1", 0))
-        http = {"host": "127.0.0.1", "port": free.getsockname()[1]}
-        free.close()
-        serve.start(proxy_location="HeadOnly", http_options=http)
-        base = f"http://127.0.0.1:{http['port']}"
+    with hosts() as cluster:
         folder = cluster.folder / "redis"
-        with fleet(base, folder, cluster) as running:
+        with fleet(start_serve(), folder, cluster) as running:
             yield running, cluster
 
 

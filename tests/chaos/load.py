@@ -18,6 +18,8 @@ PATIENCE_S = 120.0
 """How long a client knocks at a closed port: nothing it sends is accepted meanwhile."""
 TIMEOUT_S = 60.0
 OUTPUT_TOKENS = 8
+TEXT = "[simulated]" + " token" * (OUTPUT_TOKENS - 1)
+"""Of every whole answer: more is said twice, less is lost."""
 WORDS = ("alpha", "bravo", "carol", "delta", "echo", "foxtrot", "golf", "hotel")
 
 
@@ -152,12 +154,14 @@ class Load:
         seen |= {"started": True, "cp_ray": answer["cp_ray"]}
         if answer["usage"]["completion_tokens"] != OUTPUT_TOKENS:
             raise _Wrong(f"not the whole answer: {answer['usage']}")
+        _check_text(answer["choices"][0]["message"]["content"])
 
     async def _stream(
         self, body: dict[str, Any], headers: dict[str, str], seen: dict[str, Any]
     ) -> None:
         """One answer: text, one finish reason, one usage, then [DONE] and nothing behind it."""
         kinds: list[str] = []
+        text = ""
         url = f"{self._base}/v1/chat/completions"
         async with self._http.stream("POST", url, json=body, headers=headers) as response:
             if response.status_code != 200:
@@ -174,10 +178,12 @@ class Load:
                     raise _Wrong(chunk["error"]["message"])
                 seen |= {key: chunk[key] for key in ("cp_ray",) if key in chunk}
                 kinds += _kinds(chunk)
+                text += "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
                 seen["started"] = seen.get("started") or "text" in kinds
         whole = [kind for kind in kinds if kind != "text"] == ["end", "usage", "done"]
         if not whole or "text" not in kinds:
             raise _Wrong(f"not one whole answer: {kinds[-4:]}")
+        _check_text(text)
 
 
 def _is_plain(number: int) -> bool:
@@ -186,6 +192,11 @@ def _is_plain(number: int) -> bool:
 
 class _Wrong(Exception):
     """An answer that is an error, or is not whole."""
+
+
+def _check_text(text: str) -> None:
+    if text != TEXT:
+        raise _Wrong(f"not the answer once: {text!r}")
 
 
 def _kinds(chunk: dict[str, Any]) -> list[str]:

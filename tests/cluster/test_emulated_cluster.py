@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import socket
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ import yaml
 
 from cp_ray.agents.chain_of_agents import AgentFailed, chain_of_agents
 from cp_ray.config import AppConfig
+from cp_ray.demo.own_serve import own_cluster, start_serve
 from cp_ray.deployment import app
 from cp_ray.serve_config import check_cluster_file
 from tests.e2e.support import index_state, until
@@ -40,39 +38,8 @@ WORKERS = 4
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ["PYTHONPATH"] = str(ROOT)
-    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - Ray's 15 starves them beside anything else
-    folder = tempfile.mkdtemp(prefix="cp-")
-    os.environ["RAY_TMPDIR"] = folder  # else other clusters of this machine lose their address file
-    import ray
-    from ray.cluster_utils import Cluster
-
-    memory = {"object_store_memory": 80 << 20}
-    head = {"num_cpus": 4, "num_gpus": 0, "include_dashboard": False, **memory}
-    made = Cluster(initialize_head=True, head_node_args=head)
-    for _ in range(HOSTS):
-        with_patience(lambda: made.add_node(num_cpus=8, num_gpus=GPUS, **memory))
-    ray.init(address=made.address, log_to_driver=False, namespace="cp_ray_tests")
-    made.wait_for_nodes()
-    yield made
-    ray.shutdown()
-    made.shutdown()
-    del os.environ["RAY_TMPDIR"]
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def with_patience(start: Callable[[], Any], tries: int = 3) -> None:
-    """Ray gives a host 30 s to come up, which on a busy machine of 2 cores may not do."""
-    for left in reversed(range(tries)):
-        try:
-            start()
-        except Exception:  # Ray raises nothing more precise
-            if not left:
-                raise
-        else:
-            return
+    with own_cluster(HOSTS, 8, gpus=GPUS, root=ROOT, namespace="cp_ray_tests") as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -88,14 +55,8 @@ def base(cluster: Any) -> Iterator[str]:
     config = AppConfig.model_validate(
         shipped["args"] | local | speed | quick | {"replicas": REPLICAS}
     )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # Emulated hosts share one address: with a proxy on each, the kernel would spread connections
-    # over all of them, and those of a killed host's would break. Clients here know the head's.
-    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+    url = start_serve()
     serve.run(app(config), name=NAME, route_prefix="/")
-    url = f"http://127.0.0.1:{port}"
     until(lambda: httpx.get(f"{url}/readyz", timeout=60).status_code == 200, 120)
     until(lambda: len(index_state(NAME)["replicas"]) == REPLICAS, 120)
     yield url

@@ -8,15 +8,12 @@ forbids, and checks every answer against it. Exit status: schemathesis' own.
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
-import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from cp_ray.config import AppConfig
+from cp_ray.demo.own_serve import own_serve
 from tests.e2e.support import application
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,25 +28,6 @@ def main() -> int:
     parser.add_argument("--max-examples", type=int, default=200, help="per operation and phase")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    import ray
-    from ray import serve
-
-    folder = tempfile.mkdtemp(prefix="cp-")
-    ray.init(
-        address="local",
-        num_cpus=4,
-        include_dashboard=False,
-        object_store_memory=100 << 20,
-        log_to_driver=False,
-        _temp_dir=folder,
-        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
-    )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
     config = AppConfig.model_validate(
         {
             "engine": "simulated",
@@ -61,16 +39,11 @@ def main() -> int:
             "operator_key": KEY,
         }
     )
-    try:
-        with application(f"http://127.0.0.1:{port}", NAME, config) as base:
-            command = [args.schemathesis, "--config-file", str(CONFIG), "run"]
-            command += [f"{base}/openapi.json", "--header", f"Authorization: Bearer {KEY}"]
-            command += ["--max-examples", str(args.max_examples), "--seed", str(args.seed)]
-            return subprocess.run(command, check=False).returncode
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+    with own_serve(4, root=ROOT) as url, application(url, NAME, config) as base:
+        command = [args.schemathesis, "--config-file", str(CONFIG), "run"]
+        command += [f"{base}/openapi.json", "--header", f"Authorization: Bearer {KEY}"]
+        command += ["--max-examples", str(args.max_examples), "--seed", str(args.seed)]
+        return subprocess.run(command, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -73,7 +73,11 @@ class LocalDispatcher:
         self.steps: list[Step | None] = []
         self.divert: ReplicaId | None = None
 
-    async def stream(self, step: Step | None, request: EngineRequest) -> AsyncIterator[Delivery]:
+    async def stream(
+        self, step: Step | None, request: EngineRequest, issued: Callable[[], None] | None = None
+    ) -> AsyncIterator[Delivery]:
+        if issued is not None:
+            issued()
         request = wire.decode(wire.encode(request), EngineRequest)
         self.sent.append(request)
         self.steps.append(step)

@@ -157,6 +157,18 @@ def test_the_index_hears_what_happened_in_order(bench: Bench) -> None:
     ]
 
 
+@pytest.mark.parametrize("reuse", ["full", "plain"])
+def test_an_explained_answer_tells_when_each_stage_was_reached(bench: Bench, reuse: str) -> None:
+    """By the real clocks: the index takes 30 ms, the engine 40 ms."""
+    bench.planner.delay_s, bench.engine.delay_s = 0.03, 0.04
+    headers = {"x-cp-ray-explain": "1", "x-cp-ray-reuse": reuse}
+    timing = ask(bench, headers, documents=DOCUMENTS).json()["cp_ray"]["timing_ms"]
+    assert list(timing) == ["prepared", "planned", "issued", "first_token"]
+    assert 0 < timing["prepared"] <= timing["planned"] <= timing["issued"]
+    assert timing["issued"] + 39 <= timing["first_token"]
+    assert (timing["planned"] - timing["prepared"] > 29) == (reuse == "full")
+
+
 def test_a_spill_is_explained_as_one(bench: Bench) -> None:
     bench.dispatcher.engines[ReplicaId("r9")] = bench.engine
     bench.dispatcher.divert = ReplicaId("r9")

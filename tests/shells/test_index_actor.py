@@ -126,6 +126,23 @@ def test_a_second_request_follows_the_first_to_its_replica(engine: Any) -> None:
     run(test)
 
 
+def test_feedback_goes_with_the_next_plan_and_tells_how_old_it_is(engine: Any) -> None:
+    async def test(client: IndexClient) -> None:
+        await client.plan([plan_request("w1", "x")])
+        settled = await counter(client, "settled")
+        client.feedback(Settled(RequestId("w1"), 0, ok=True))
+        await client.plan([plan_request("w2", "x")])  # sooner than feedback goes by itself
+        assert await counter(client, "settled") == settled + 1
+        client.feedback(Settled(RequestId("w2"), 0, ok=True))
+        time.sleep(0.02)  # noqa: ASYNC251 - so that the loop cannot send it meanwhile
+        [heard] = client._take()
+        assert 0.02 <= heard.age_s < 0.2
+        await client.actor.hear.remote(wire.encode([heard]))
+        assert await counter(client, "settled") == settled + 2
+
+    run(test)
+
+
 def test_an_eviction_report_reaches_the_index_through_redis(engine: Any) -> None:
     async def test(client: IndexClient) -> None:
         [held] = await client.plan([plan_request("e1", "p", "q", head="own")]) or []
@@ -260,7 +277,7 @@ def test_a_deadline_is_on_the_clock_that_the_index_told(engine: Any) -> None:
         its_s = await client.actor.ready.remote()
         for ahead_s, wanted in ((-5.0, False), (5.0, True)):
             payload = wire.encode([plan_request(f"clock {ahead_s}", "a")])
-            answer = await client.actor.plan.remote(payload, its_s + ahead_s)
+            answer = await client.actor.plan.remote(payload, its_s + ahead_s, b"")
             assert bool(answer) is wanted
         client.feedback(Settled(RequestId("clock 5.0"), 0, ok=False))
 

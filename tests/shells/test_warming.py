@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -65,7 +65,10 @@ class Fleet:
         self.heard.append(event)
         self.index.hear(event, 4.0)
 
-    async def stream(self, step: Step | None, request: EngineRequest) -> AsyncIterator[Delivery]:
+    async def stream(
+        self, step: Step | None, request: EngineRequest, issued: Callable[[], None] | None = None
+    ) -> AsyncIterator[Delivery]:
+        assert issued is None, "no client waits"
         assert step is not None
         assert step.replica == NEW.replica
         self.sent.append(request)

@@ -110,12 +110,16 @@ def _lowest(cells: Sequence[Place], field: str) -> Iterator[Judged]:
 
 
 def _throughput(cells: Sequence[Place]) -> Iterator[Judged]:
-    field = "throughput_tok_s"
+    """Whole chains (requests, where nothing follows) a second until the last has ended.
+
+    Tokens would not do: whoever repeats blocks in a conversation serves more of them.
+    """
+    field = "chains_per_s"
     for place in cells:
         best = max(place.rivals, key=lambda rival: rival.mean(field), default=None)
         if best is not None:
             mine, theirs = place.ours.mean(field), best.mean(field)
-            said = f"{mine:,.0f} tokens/s, {best.arm} {theirs:,.0f}"
+            said = f"{mine:.2f} a second, {best.arm} {theirs:.2f}"
             yield Judged(place.name, theirs * (1 - TIE) / mine - 1, said)
 
 

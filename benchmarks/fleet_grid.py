@@ -141,7 +141,8 @@ def arms(part: Part, strong: bool) -> list[str]:
     if part in APART:
         return ["cp_ray", "least_loaded"] if strong else []
     if strong:
-        return ["cp_ray", *(f"{policy} paper" for policy in STRONG), *FIRST[1:]]
+        ordered = () if part.trace.startswith("mooncake") else STRONG  # its blocks cannot be moved
+        return ["cp_ray", *(f"{policy} paper" for policy in ordered), *FIRST[1:]]
     others = [policy for policy in RIVALS if policy not in FIRST]
     return [*others, "paper", *(f"cp_ray-{one}" for one in ABLATE)]
 

@@ -112,7 +112,7 @@ def play(asker: Asker, wanted: Sequence[Turn], seconds: float, file: TextIO) -> 
                 arm: [{"role": "system", "content": SYSTEM.format(letter)}]
                 for arm, letter in ARMS.items()
             }
-        bodies = {
+        bodies: dict[str, Row] = {
             arm: {
                 "model": "smollm2",
                 "messages": [*history[arm], {"role": "user", "content": question}],

@@ -24,7 +24,18 @@ from typing import TypeVar
 import msgspec
 from tqdm import tqdm
 
-from benchmarks.fleet_grid import FIRST, SEEDS, GridCell, Part, cells, fleet_of, row_key
+from benchmarks.fleet_grid import (
+    FIRST,
+    SATURATED,
+    SEEDS,
+    GridCell,
+    Part,
+    cells,
+    fleet_of,
+    row_key,
+    saturating,
+    searched,
+)
 from benchmarks.fleet_summary import ablations, summary
 from benchmarks.fleet_verdicts import verdicts
 from cp_ray.compiling import is_compiled
@@ -48,13 +59,13 @@ def workload_of(part: Part) -> Workload:
 
 def play_cell(cell: GridCell, saturation_rps: float) -> FleetRow:
     """In whatever process."""
-    rate = None if cell.arrivals == "closed" else saturation_rps
-    return play_row(workload_of(cell.part), cell.cell(saturation_rps), cell.load, rate)
+    played = cell.cell(saturation_rps)
+    return play_row(workload_of(cell.part), played, cell.load, saturation_rps)
 
 
-def saturation_of(part: Part) -> float:
+def saturation_of(part: Part, policy: str) -> float:
     """In whatever process; some twenty cells' work."""
-    return saturation(workload_of(part), part.hardware)
+    return saturation(workload_of(part), part.hardware, policy)
 
 
 class Results:
@@ -82,8 +93,8 @@ class Results:
         file = self._saturation
         return msgspec.json.decode(file.read_bytes()) if file.exists() else {}
 
-    def keep(self, part: Part, rate: float) -> None:
-        known = self.saturations() | {part.name: rate}
+    def keep(self, name: str, rate: float) -> None:
+        known = self.saturations() | {name: rate}
         self._saturation.write_bytes(msgspec.json.format(msgspec.json.encode(known)))
 
 
@@ -92,7 +103,7 @@ def run(results: Results, wanted: Iterable[GridCell], most: int | None, jobs: in
     done = {row_key(row) for row in results.rows()}
     todo = [cell for cell in wanted if cell.key not in done][:most]
     parts = list(dict.fromkeys(cell.part for cell in todo))
-    planner = "compiled" if is_compiled() else "not compiled, so several times slower"
+    planner = "compiled" if is_compiled() else "not compiled, so slower"
     print(
         f"{len(todo)} cells of {len(parts)} parts to play, {len(done)} are there; "
         f"{jobs} processes, planner {planner}",
@@ -112,6 +123,17 @@ def run(results: Results, wanted: Iterable[GridCell], most: int | None, jobs: in
     return len(todo)
 
 
+def search(results: Results, parts: Iterable[Part], jobs: int) -> None:
+    """What the policies of `SATURATED` can serve, where it is not known yet."""
+    known = results.saturations()
+    wanted = [(part, policy) for part in parts for policy in SATURATED]
+    todo = [(part, policy) for part, policy in wanted if searched(part, policy) not in known]
+    with ProcessPoolExecutor(jobs) as pool:
+        work = (((part, policy), pool.submit(saturation_of, part, policy)) for part, policy in todo)
+        for (part, policy), rate in tqdm(_ahead(work, jobs), "saturation", len(todo), delay=1):
+            results.keep(searched(part, policy), rate.result())
+
+
 def _submitted(
     results: Results, todo: Iterable[GridCell], pool: ProcessPoolExecutor
 ) -> Iterator[tuple[GridCell, Future[FleetRow]]]:
@@ -120,8 +142,8 @@ def _submitted(
     for cell in todo:
         part = cell.part
         if part.name not in rates:
-            rates[part.name] = pool.submit(saturation_of, part).result()
-            results.keep(part, rates[part.name])
+            rates[part.name] = pool.submit(saturation_of, part, "least_loaded").result()
+            results.keep(part.name, rates[part.name])
         yield cell, pool.submit(play_cell, cell, rates[part.name])
 
 
@@ -141,18 +163,14 @@ def _ahead(work: Iterator[tuple[K, Future[V]]], jobs: int) -> Iterator[tuple[K, 
 def report(results: Results, folder: Path) -> None:
     """All rows as tables, the same on a page, verdicts, and a plot for each part."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = sorted(results.rows(), key=lambda row: (*fleet_of(row), row.arrivals, row.load))
+    rows = sorted(results.rows(), key=lambda row: (*fleet_of(row), row.load))
     (folder / "tables.md").write_text(table(rows) + "\n")
     (folder / "summary.md").write_text(f"{summary(rows)}\n\n{ablations(rows)}\n")
-    judged = verdicts(rows)
+    judged = verdicts(rows, results.saturations())
     (folder / "verdicts.md").write_text(judged + "\n")
     print(judged)
     for fleet, members in itertools.groupby(rows, key=fleet_of):
-        shown = [
-            row
-            for row in members
-            if row.arrivals == "poisson" and (row.policy in FIRST or row.order == "paper")
-        ]
+        shown = [row for row in members if row.policy in FIRST or row.order == "paper"]
         trace, replicas, tokens, model = fleet
         plot(shown, folder / f"{trace}-{replicas}x{tokens // 1000}k-{model}.png")
 
@@ -179,6 +197,8 @@ def main() -> None:
         ours = {"ours": True, "rivals": False}.get(args.arms)
         wanted = [cell for cell in grid if ours in (None, cell.policy.startswith("cp_ray"))]
         print(run(results, wanted, args.cells, args.jobs), "cells played")
+        if args.cells is None:
+            search(results, saturating(args.only), args.jobs)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,8 @@ import msgspec
 
 from benchmarks.data import folder
 from cp_ray.replay.fleet.bench import FleetOptions, FleetRow, prepare
-from cp_ray.replay.fleet.cell import Arrivals, Cell, Hardware, Model
+from cp_ray.replay.fleet.cell import Cell, Hardware, Model
 from cp_ray.replay.fleet.registry import RIVALS
-from cp_ray.replay.fleet.saturation import CLIENTS
 from cp_ray.replay.fleet.workload import Workload
 
 LOADS = ((0.8, 1.2), (0.5, 1.0))
@@ -28,8 +27,8 @@ FIRST = ("cp_ray", "least_loaded", "est_ttft", "lmetric")
 """Played with every seed before the others have their first."""
 ABLATE = ("order", "schedule", "joint", "replication")
 """`leaders` has no arm: engines that share pages as they are allocated need none (ADR 0005)."""
-SATURATED = ("cp_ray", "round_robin", *(f"{policy} paper" for policy in STRONG))
-"""Played in a closed loop that keeps every replica busy: throughput at saturation."""
+SATURATED = ("cp_ray", "round_robin")
+"""Of these the saturation is looked for, too, where `saturating` says so."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -67,21 +66,19 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class GridCell(msgspec.Struct, frozen=True):
-    """One row to be. load: share of the part's saturation; clients per replica if `closed`."""
+    """One row to be. load: share of the part's saturation."""
 
     part: Part
     load: float
     seed: int
     policy: str
     order: str
-    arrivals: Arrivals = "poisson"
 
     @property
     def name(self) -> str:
         """For the progress bar."""
         order = " + paper" if self.order == "paper" else ""
-        load = "closed" if self.arrivals == "closed" else f"{self.load:g}"
-        return f"{self.part.name}, {load}, seed {self.seed}, {self.policy}{order}"
+        return f"{self.part.name}, {self.load:g}, seed {self.seed}, {self.policy}{order}"
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -89,12 +86,12 @@ class GridCell(msgspec.Struct, frozen=True):
         part = self.part
         trace = part.name.split()[0]
         fleet = (trace, part.replicas, part.cache_tokens, part.model)
-        return (*fleet, self.arrivals, self.load, self.seed, self.policy, self.order)
+        return (*fleet, self.load, self.seed, self.policy, self.order)
 
     def cell(self, saturation_rps: float) -> Cell:
         """What is played."""
-        rate = self.load if self.arrivals == "closed" else self.load * saturation_rps
-        return Cell(self.part.hardware, self.policy, self.order, self.arrivals, rate, self.seed)
+        rate = self.load * saturation_rps
+        return Cell(self.part.hardware, self.policy, self.order, "poisson", rate, self.seed)
 
 
 def fleet_of(row: FleetRow) -> tuple[str, int, int, Model]:
@@ -104,7 +101,7 @@ def fleet_of(row: FleetRow) -> tuple[str, int, int, Model]:
 
 def row_key(row: FleetRow) -> tuple[object, ...]:
     """What makes two rows the same cell."""
-    return (*fleet_of(row), row.arrivals, row.load, row.seed, row.policy, row.order)
+    return (*fleet_of(row), row.load, row.seed, row.policy, row.order)
 
 
 TRACES = (
@@ -144,16 +141,27 @@ def arms(part: Part, strong: bool) -> list[str]:
     if part in APART:
         return ["cp_ray", "least_loaded"] if strong else []
     if strong:
-        return ["cp_ray", *(f"{policy} paper" for policy in STRONG), *FIRST[1:]]
+        ordered = () if part.trace.startswith("mooncake") else STRONG  # its blocks cannot be moved
+        return ["cp_ray", *(f"{policy} paper" for policy in ordered), *FIRST[1:]]
     others = [policy for policy in RIVALS if policy not in FIRST]
     return [*others, "paper", *(f"cp_ray-{one}" for one in ABLATE)]
 
 
-def at(part: Part, load: float, seed: int, arm: str, arrivals: Arrivals = "poisson") -> GridCell:
+def at(part: Part, load: float, seed: int, arm: str) -> GridCell:
     """One arm's cell. Policies that order by themselves are shown as `ours`."""
     policy, _, order = arm.partition(" ")
     order = (order or "none") if policy in RIVALS else "ours"
-    return GridCell(part, load, seed, policy, order, arrivals)
+    return GridCell(part, load, seed, policy, order)
+
+
+def saturating(only: str = "") -> list[Part]:
+    """Parts of which a goal says how much they serve at saturation."""
+    return [part for part in PARTS if part.trace == "multihoprag" and only in part.name]
+
+
+def searched(part: Part, policy: str) -> str:
+    """Key of a policy's saturation; that of least_loaded is the part's own."""
+    return f"{part.name}, {policy}"
 
 
 def cells(
@@ -166,6 +174,3 @@ def cells(
             for part in parts:
                 for arm in arms(part, strong):
                     yield from (at(part, load, seed, arm) for load in loads)
-                saturates = part.trace == "multihoprag" and part in PARTS
-                if strong and saturates and loads == LOADS[0]:
-                    yield from (at(part, CLIENTS, seed, arm, "closed") for arm in SATURATED)

@@ -36,7 +36,7 @@ def summary(rows: Sequence[FleetRow]) -> str:
 
 def ablations(rows: Sequence[FleetRow]) -> str:
     """Markdown: mean TTFT of cp_ray without each part, over that of the whole, by load."""
-    loads = sorted({row.load for row in rows if row.arrivals == "poisson"})
+    loads = sorted({row.load for row in rows})
     arms = sorted({row.policy for row in rows if row.policy.startswith("cp_ray-")})
     found = {(place.name, arm): place for place in places(rows) for arm in arms}
     lines = [

@@ -5,6 +5,7 @@ The load ledger and all that is learnt from it, changed together.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from cp_ray.core.estimated_ttft import PrefillTimes
@@ -57,7 +58,7 @@ class FleetLoad:
         """Until the replica has prefilled what is planned there, and has room for this prompt."""
         pinned = self.ledger.pinned_tokens(info.replica)
         room_s = self.room.wait_s(pinned, new, info.capacity_tokens)
-        return self.ledger.wait_s(info.replica, now) + room_s
+        return _together(self.ledger.wait_s(info.replica, now), room_s)
 
     def options(
         self, infos: list[ReplicaInfo], held: list[int], total: int, now: float
@@ -73,7 +74,8 @@ class FleetLoad:
             new = total - cached
             if cached != last:  # most hold as much as the one before: the head, or nothing
                 last, alone_s = cached, times.curve.seconds(cached, new)
-            wait_s = queue.wait_s(now) + room.wait_s(queue.pinned, new, info.capacity_tokens)
+            room_s = room.wait_s(queue.pinned, new, info.capacity_tokens)
+            wait_s = _together(queue.wait_s(now), room_s)
             own_s = times.beside(replica, alone_s, queue.answering)
             assigned = self._assigned.get(replica, 0)
             beside_s = answer_s * queue.answering
@@ -159,3 +161,12 @@ class FleetLoad:
         """Raise InvariantError unless the books balance."""
         self.ledger.check()
         self.times.check()
+
+
+def _together(prefill_s: float, room_s: float) -> float:
+    """Seconds until both waits are over: answers end, in part, while others are prefilled.
+
+    Neither their sum (an engine would never do both at once) nor the longer (it always would):
+    benchmarks/LOG.md has all three.
+    """
+    return math.sqrt(prefill_s * prefill_s + room_s * room_s) if room_s else prefill_s

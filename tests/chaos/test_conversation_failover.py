@@ -46,15 +46,23 @@ def kill(replica: str) -> None:
     ray.kill(ray.get_actor(f"SERVE_REPLICA::{NAME}#Engine#{replica}", "serve"), no_restart=True)
 
 
+def forgotten() -> int:
+    """How often the index has heard that a replica's cache is empty."""
+    return int(index_state(NAME)["counters"].get("replicas_forgotten", 0))
+
+
 def drop_caches(_holder: str = "") -> None:
-    """Of all replicas that run; Serve may not know yet that one was killed."""
+    """Of all replicas that run, and the index knows it."""
+    engines = serve.get_deployment_handle("Engine", NAME)
 
     def dropped() -> bool:
+        heard = forgotten()
         try:
-            serve.get_deployment_handle("Engine", NAME).broadcast("reset_cache").results()
+            count = len(engines.broadcast("reset_cache").results())
         except ray.exceptions.ActorDiedError:
-            return False
-        return True
+            return False  # Serve does not know yet that one was killed
+        until(lambda: forgotten() >= heard + count)
+        return count == len(index_state(NAME)["replicas"])
 
     until(dropped)
 

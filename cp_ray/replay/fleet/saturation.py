@@ -1,6 +1,11 @@
-"""Load 1.0: the largest Poisson rate at which the queue of least_loaded is bounded."""
+"""Load 1.0: the largest Poisson rate at which the queue of least_loaded is bounded.
+
+The same of another policy is what it can serve.
+"""
 
 from __future__ import annotations
+
+import msgspec
 
 from cp_ray.replay.fleet.cell import Cell, Hardware, play
 from cp_ray.replay.fleet.workload import Workload
@@ -15,23 +20,24 @@ CLIENTS = 24.0
 """Of the closed loop, per replica: enough to keep each busy."""
 
 
-def saturation(workload: Workload, hardware: Hardware) -> float:
+def saturation(
+    workload: Workload, hardware: Hardware, policy: str = "least_loaded", order: str = "none"
+) -> float:
     """Requests a second, to about 1%. Bisects between half and 1.1 of the closed loop's rate."""
-    closed = Cell(hardware, "least_loaded", "none", "closed", CLIENTS, SEEDS[0])
+    closed = Cell(hardware, policy, order, "closed", CLIENTS, SEEDS[0])
     full = play(workload, closed).served_per_s
     low, high = 0.5 * full, 1.1 * full
     for _ in range(STEPS):
         middle = (low + high) / 2
-        if _bounded(workload, hardware, middle):
+        if _bounded(workload, msgspec.structs.replace(closed, arrivals="poisson", rate=middle)):
             low = middle
         else:
             high = middle
     return low
 
 
-def _bounded(workload: Workload, hardware: Hardware, rate: float) -> bool:
+def _bounded(workload: Workload, cell: Cell) -> bool:
     agree = 0
     for seed in SEEDS:
-        cell = Cell(hardware, "least_loaded", "none", "poisson", rate, seed)
-        agree += play(workload, cell).late <= BOUNDED
+        agree += play(workload, msgspec.structs.replace(cell, seed=seed)).late <= BOUNDED
     return 2 * agree > len(SEEDS)

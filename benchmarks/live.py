@@ -131,7 +131,7 @@ async def _arms(base: str, replicas: int, options: Options) -> list[Arm]:
 
     trace = read_trace(options.trace, requests=options.requests) if options.trace.exists() else None
     contexts = (
-        [request.lengths for request in trace.requests]
+        [{str(b): n for b, n in request.lengths.items()} for request in trace.requests]
         if trace
         else made(options.requests, options.seed)
     )

@@ -104,9 +104,7 @@ class IndexActor:
         ]
         for task in self._tasks:
             task.add_done_callback(_begin_anew)
-        importlib.import_module(
-            "scipy.optimize"
-        )  # the first fit would: a tenth of a second or more
+        importlib.import_module("scipy.optimize")  # the first fit would, for a tenth of a second
         gc.collect()
         gc.freeze()  # else each full pass goes over what imports made: 95 ms without a plan
 

@@ -207,7 +207,10 @@ class IndexClient:
 
     async def _connected(self) -> Line | None:
         where = await asyncio.wait_for(self._actor.line.remote(), PROBE_TIMEOUT_S)
-        return await Line.connect(*where, lost=self._break) if where is not None else None
+        if where is None:
+            return None
+        address, secret = where
+        return await Line.connect(address, secret, self._break)
 
     async def _keep_flushing(self) -> None:
         while True:

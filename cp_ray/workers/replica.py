@@ -13,6 +13,7 @@ from typing import Any
 from ray import serve
 from ray.exceptions import RayError
 
+from cp_ray.allocator import keep_trimmed
 from cp_ray.config import AppConfig
 from cp_ray.core.types import DumpRequest, ReplicaId
 from cp_ray.errors import EngineError, EngineUnavailable
@@ -65,6 +66,7 @@ class EngineReplica:
             asyncio.create_task(asked.run(), name="dump-requests"),
             asyncio.create_task(self._watch.run(), name="engine-watch"),
         ]
+        self._trimming = asyncio.create_task(keep_trimmed())  # ends at once where there is no glibc
 
     async def generate(
         self,
@@ -127,10 +129,11 @@ class EngineReplica:
 
     async def __del__(self) -> None:
         """Serve awaits this when it stops the replica, one that failed to start included."""
-        for task in getattr(self, "_tasks", ()):
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        for task in (*getattr(self, "_tasks", ()), getattr(self, "_trimming", None)):
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
         engine: Engine | None = getattr(self, "_engine", None)
         if engine is not None:
             await engine.close()

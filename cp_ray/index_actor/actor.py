@@ -183,7 +183,7 @@ class IndexActor:
     async def counters(self) -> dict[str, int]:
         """Counts since the start of the actor."""
         shells = self._reader.counters() | self._journal.counters()
-        own = self._warming.counters() | self._lines.counters() | {"plans_too_late": self._late}
+        own = self._warming.counters() | {"plans_too_late": self._late}
         return self._index.counters() | shells | own
 
     async def state(self) -> dict[str, Any]:

@@ -224,8 +224,10 @@ class IndexClient:
                         self._line.hear(wire.encode(batch))
                     else:
                         await self._actor.hear.remote(wire.encode(batch))
-                except (RayError, WireError) as error:
-                    # A restarted index knows none of these requests.
+                except (
+                    RayError,
+                    WireError,
+                ) as error:  # a restarted index knows none of these requests
                     self._counters["feedback_dropped"] += len(batch)
                     self._break(repr(error))
 

@@ -119,11 +119,6 @@ class Lines:
         self._address = f"\0cp-ray-{secrets.token_hex(8)}"
         self._secret = secrets.token_bytes(_SECRET_BYTES)
         self._server: asyncio.Task[asyncio.Server] | None = None
-        self._planned = 0
-
-    def counters(self) -> dict[str, int]:
-        """plans_by_line since the start."""
-        return {"plans_by_line": self._planned}
 
     async def where(self) -> tuple[str, bytes] | None:
         """Address and secret; None where there are no such sockets."""
@@ -132,15 +127,11 @@ class Lines:
         if self._server is None:
             loop = asyncio.get_running_loop()
             opening = loop.create_unix_server(
-                lambda: _Caller(self._secret, self._count, self._hear), self._address
+                lambda: _Caller(self._secret, self._plan, self._hear), self._address
             )
             self._server = asyncio.ensure_future(opening)
         await asyncio.shield(self._server)
         return self._address, self._secret
-
-    def _count(self, payload: bytes, deadline: float, heard: bytes) -> bytes:
-        self._planned += 1
-        return self._plan(payload, deadline, heard)
 
 
 class Line(_Frames):

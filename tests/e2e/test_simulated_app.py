@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -50,13 +49,6 @@ def test_the_same_documents_in_another_order_hit_the_cache(base: str) -> None:
     cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert cached > 180
     assert abs(cached - again["cp_ray"]["predicted_cached_tokens"]) <= 16
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
-def test_the_router_asks_the_index_by_a_line_of_its_own(base: str) -> None:
-    before = index_state(NAME)["counters"]["plans_by_line"]
-    ask(base, fresh(0, salt="line"))
-    assert index_state(NAME)["counters"]["plans_by_line"] == before + 1
 
 
 def test_route_keeps_the_order_and_plain_plans_nothing(base: str) -> None:

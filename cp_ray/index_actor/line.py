@@ -13,7 +13,6 @@ import hmac
 import itertools
 import logging
 import secrets
-import socket
 import struct
 import sys
 from collections.abc import Callable
@@ -151,14 +150,10 @@ class Line(_Frames):
     async def connect(cls, address: str, secret: bytes, lost: Callable[[str], None]) -> Line | None:
         """None where the index is on another host. lost: told why, when it breaks."""
         loop = asyncio.get_running_loop()
-        near = socket.socket(socket.AF_UNIX)
         try:
-            near.connect(address)  # on one host at once; uvloop itself knows no abstract addresses
+            _, line = await loop.create_unix_connection(lambda: cls(secret, lost), address)
         except OSError:
-            near.close()
             return None
-        near.setblocking(False)
-        _, line = await loop.create_unix_connection(lambda: cls(secret, lost), sock=near)
         return line
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-import uvloop
 
 from cp_ray.errors import WireError
 from cp_ray.index_actor.line import Line, Lines
@@ -28,8 +27,6 @@ class Index:
 
 
 def run(test: Callable[[Index, Line, list[str]], Awaitable[None]]) -> None:
-    """On the loop of tests, and on Ray's and Serve's."""
-
     async def main() -> None:
         index, lost = Index(), list[str]()
         where = await index.lines.where()
@@ -43,12 +40,7 @@ def run(test: Callable[[Index, Line, list[str]], Awaitable[None]]) -> None:
         await asyncio.sleep(0.01)
         assert not line.open
 
-    for policy in (asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy):
-        asyncio.set_event_loop_policy(policy())
-        try:
-            asyncio.run(main())
-        finally:
-            asyncio.set_event_loop_policy(None)
+    asyncio.run(main())
 
 
 def test_calls_under_way_together_each_get_their_own_answer() -> None:

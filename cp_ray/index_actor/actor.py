@@ -36,7 +36,6 @@ from cp_ray.core.types import (
 from cp_ray.core.warming import Offer, Warming
 from cp_ray.errors import ConfigError
 from cp_ray.index_actor.journal import IndexJournal
-from cp_ray.index_actor.line import Lines
 from cp_ray.index_actor.observer import Observer
 from cp_ray.index_actor.recording import Recording
 from cp_ray.index_actor.report_reader import ReportReader
@@ -88,7 +87,6 @@ class IndexActor:
         self._live_set = LiveSet(app, ENGINE, self._set_live)
         record = self._config.record
         recording = Recording(Path(record)) if record is not None else None
-        self._lines = Lines(self._plan, self._hear)
         self._observer = Observer(app, self._index, self._reader, recording)
         self._tracer = new_tracer(self._config, app, "index")
         me = ray.get_runtime_context().current_actor
@@ -114,9 +112,6 @@ class IndexActor:
         deadline_s: when the caller stops waiting, on the clock that `ready` told it. heard: what
         `hear` takes, or nothing; a call of its own would cost the caller and us a millisecond each.
         """
-        return self._plan(payload, deadline_s, heard)
-
-    def _plan(self, payload: bytes, deadline_s: float, heard: bytes) -> bytes:
         if heard:
             self._hear(heard)
         if time.monotonic() > deadline_s + GRACE_S:
@@ -145,10 +140,6 @@ class IndexActor:
                 self._hearing.served(feedback.replica, then)
             elif isinstance(feedback, Settled) and feedback.ok:
                 self._journal.ended(feedback.request_id)
-
-    async def line(self) -> tuple[str, bytes] | None:
-        """Where Routers on this host reach `plan` and `hear` without Ray, and the secret for it."""
-        return await self._lines.where()
 
     async def warm_offers(self) -> bytes:
         """Wire-encoded list[Offer]: what replicas should prefill ahead of clients now."""

@@ -17,7 +17,6 @@ from cp_ray.core.types import Feedback, PlanRequest, RequestId, Settled, Step
 from cp_ray.core.warming import Offer
 from cp_ray.errors import WireError
 from cp_ray.index_actor.actor import Heard, obtain_index
-from cp_ray.index_actor.line import Line
 from cp_ray.store import wire
 
 FLUSH_S = 0.05
@@ -43,7 +42,6 @@ class IndexClient:
         self._config = config
         self._deadline_s = config.plan_deadline_ms / 1000
         self._actor: Any = None
-        self._line: Line | None = None
         self._ahead_s = 0.0
         self._up = False
         self._buffer: deque[tuple[float, Feedback]] = deque(maxlen=MAX_BUFFER)
@@ -143,18 +141,13 @@ class IndexClient:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._line is not None:
-            self._line.close()
 
     async def _plan(self, requests: list[PlanRequest], deadline: float) -> list[Step] | None:
         heard = self._take()
-        call = wire.encode(requests), deadline, wire.encode(heard) if heard else b""
         try:
-            line = self._line
-            if line is not None and line.open:
-                answer = await line.plan(*call)
-            else:
-                answer = await self._actor.plan.remote(*call)
+            answer: bytes = await self._actor.plan.remote(
+                wire.encode(requests), deadline, wire.encode(heard) if heard else b""
+            )
             return wire.decode(answer, list[Step]) if answer else None
         except (RayError, WireError) as error:
             self._counters["feedback_dropped"] += len(heard)
@@ -192,8 +185,6 @@ class IndexClient:
                     self._actor = await asyncio.to_thread(obtain_index, self._app, self._config)
                 asked_s = time.monotonic()
                 its_s: float = await asyncio.wait_for(self._actor.ready.remote(), PROBE_TIMEOUT_S)
-                if self._line is None or not self._line.open:
-                    self._line = await self._connected()
                 self._ahead_s = its_s - asked_s  # by the answer's way too much: never too early
             except Exception as error:  # noqa: BLE001 - whatever it is, the next probe may do better
                 self._break(repr(error))
@@ -205,13 +196,6 @@ class IndexClient:
             self._up = True
             self._heard.set()
 
-    async def _connected(self) -> Line | None:
-        where = await asyncio.wait_for(self._actor.line.remote(), PROBE_TIMEOUT_S)
-        if where is None:
-            return None
-        address, secret = where
-        return await Line.connect(address, secret, self._break)
-
     async def _keep_flushing(self) -> None:
         while True:
             await self._heard.wait()
@@ -220,14 +204,8 @@ class IndexClient:
             while self._buffer and self._up:
                 batch = self._take()
                 try:
-                    if self._line is not None and self._line.open:
-                        self._line.hear(wire.encode(batch))
-                    else:
-                        await self._actor.hear.remote(wire.encode(batch))
-                except (
-                    RayError,
-                    WireError,
-                ) as error:  # a restarted index knows none of these requests
+                    await self._actor.hear.remote(wire.encode(batch))
+                except RayError as error:  # a restarted index knows none of these requests
                     self._counters["feedback_dropped"] += len(batch)
                     self._break(repr(error))
 

@@ -16,6 +16,8 @@ from hashlib import blake2b
 from cp_ray.core.label_words import WORDS
 
 _HEADING = re.compile(r"\[Doc ([a-z]+ [a-z]+)\]")
+_ORDER = re.compile(r"Read by priority: \[Docs ([a-z >]+)\] and answer the question\.\n\n")
+_NAMED = re.compile(r"\[Doc ([a-z]+(?: [a-z]+)?)\]|\[Docs ([a-z -]+)\]")
 
 
 def label_of(content: bytes) -> str:
@@ -51,6 +53,34 @@ def order_annotation(names: Sequence[str]) -> str:
     Short, because it is prefilled with every reordered prompt: benchmarks/LOG.md has the count.
     """
     return f"Read by priority: [Docs {' > '.join(names)}] and answer the question.\n\n"
+
+
+def order_renamed(annotation: str, labels: Sequence[str], among: Iterable[str]) -> str:
+    """The same ranking once more blocks stand before it; any other text as it is.
+
+    labels: of the blocks that it ranks. among: of all blocks that stand before it now.
+    """
+    found = _ORDER.fullmatch(annotation)
+    if found is None:
+        return annotation
+    ranked = [_label_of_name(name, labels) for name in found[1].split(" > ")]
+    if sorted(map(str, ranked)) != sorted(labels):
+        return annotation
+    return order_annotation(short_names([str(label) for label in ranked], among))
+
+
+def _label_of_name(name: str, labels: Sequence[str]) -> str | None:
+    """The one label that is so named."""
+    meant = [label for label in labels if name in (label, *label.split(" "))]
+    return meant[0] if len(meant) == 1 else None
+
+
+def names_in(annotation: str) -> frozenset[str]:
+    """What a location annotation or a ranking names; names of two words as one, with a hyphen."""
+    names = set()
+    for one, several in _NAMED.findall(annotation):
+        names |= {one.replace(" ", "-")} if one else set(several.split(" "))
+    return frozenset(names)
 
 
 def location_annotation(names: Sequence[str]) -> str:

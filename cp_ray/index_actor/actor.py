@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import ray
 
 from cp_ray.allocator import keep_trimmed
@@ -57,13 +56,6 @@ ENGINE = "Engine"
 _log = logging.getLogger("ray.serve")
 SUPERSEDED_AFTER_S = 30.0
 """Clients call every few seconds; without one this long, another index has taken over."""
-
-
-class Heard(msgspec.Struct, frozen=True, array_like=True):
-    """Feedback on its way. age_s: since it happened."""
-
-    age_s: float
-    feedback: Feedback
 
 
 class IndexActor:
@@ -113,7 +105,10 @@ class IndexActor:
         `hear` takes, or nothing; a call of its own would cost the caller and us a millisecond each.
         """
         if heard:
-            self._hear(heard)
+            try:
+                self._hear(heard)
+            except Exception:  # noqa: BLE001 - whatever it was, somebody waits for the plan
+                _log.exception("Feedback was lost; the plan that brought it goes on.")
         if time.monotonic() > deadline_s + GRACE_S:
             self._late += 1
             return b""
@@ -128,16 +123,15 @@ class IndexActor:
         return wire.encode(steps)
 
     async def hear(self, payload: bytes) -> None:
-        """Wire-encoded list[Heard]."""
+        """Wire-encoded list[Feedback]."""
         self._hear(payload)
 
     def _hear(self, payload: bytes) -> None:
         now = time.monotonic()
-        for heard in wire.decode(payload, list[Heard]):
-            feedback, then = heard.feedback, now - heard.age_s
-            self._index.hear(feedback, then)
+        for feedback in wire.decode(payload, list[Feedback]):
+            self._index.hear(feedback, now)
             if isinstance(feedback, Routed):
-                self._hearing.served(feedback.replica, then)
+                self._hearing.served(feedback.replica, now)
             elif isinstance(feedback, Settled) and feedback.ok:
                 self._journal.ended(feedback.request_id)
 

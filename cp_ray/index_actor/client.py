@@ -16,11 +16,11 @@ from cp_ray.config import AppConfig
 from cp_ray.core.types import Feedback, PlanRequest, RequestId, Settled, Step
 from cp_ray.core.warming import Offer
 from cp_ray.errors import WireError
-from cp_ray.index_actor.actor import Heard, obtain_index
+from cp_ray.index_actor.actor import obtain_index
 from cp_ray.store import wire
 
-FLUSH_S = 0.05
-"""How long feedback waits for a plan call that takes it along; it says how long it waited."""
+FLUSH_S = 0.01
+"""How long feedback waits for a plan call that takes it along."""
 MAX_BATCH = 4096
 MAX_BUFFER = 65_536
 """Feedback kept while the index is down; past it the oldest is dropped."""
@@ -44,7 +44,7 @@ class IndexClient:
         self._actor: Any = None
         self._ahead_s = 0.0
         self._up = False
-        self._buffer: deque[tuple[float, Feedback]] = deque(maxlen=MAX_BUFFER)
+        self._buffer: deque[Feedback] = deque(maxlen=MAX_BUFFER)
         self._heard = asyncio.Event()
         self._fault = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -100,7 +100,7 @@ class IndexClient:
         """Tell the index with the next plan, or a little later. Never blocks, never raises."""
         if len(self._buffer) == MAX_BUFFER:
             self._counters["feedback_dropped"] += 1
-        self._buffer.append((time.monotonic(), event))
+        self._buffer.append(event)
         self._heard.set()
 
     async def warm_offers(self) -> list[Offer]:
@@ -154,11 +154,9 @@ class IndexClient:
             self._break(repr(error))
             return None
 
-    def _take(self) -> list[Heard]:
-        """The oldest feedback, with its age."""
-        now, count = time.monotonic(), min(MAX_BATCH, len(self._buffer))
-        taken = [self._buffer.popleft() for _ in range(count)]
-        return [Heard(now - then, feedback) for then, feedback in taken]
+    def _take(self) -> list[Feedback]:
+        """The oldest feedback."""
+        return [self._buffer.popleft() for _ in range(min(MAX_BATCH, len(self._buffer)))]
 
     def _take_back(self, call: asyncio.Task[list[Step] | None]) -> None:
         """Free what a plan reserved that nobody waits for any more."""

@@ -23,7 +23,7 @@ from cp_ray.router.auth import Tenant
 from cp_ray.router.conversation import MAX_TURNS, Turn
 from cp_ray.router.history import chain, digest, last_user
 from cp_ray.router.lifting import lift
-from cp_ray.router.placing import Origin, Standing, place
+from cp_ray.router.placing import Origin, Standing, ending_of, place
 from cp_ray.router.tokenizer import Piece, PromptTokenizer
 
 Reuse = Literal["plain", "route", "full"]
@@ -150,7 +150,7 @@ class Assembler:
         partial = ChunkDedup(self._tokens, self._limits.partial_overlap_tokens) if shorten else None
         placed = place(request.documents, tenant, earlier, begun, partial, refer=full)
         blocks = placed.blocks
-        ending = begun.pieces[len(begun.context) :] if begun else (question,)
+        ending = ending_of(begun, blocks) if begun else (question,)
         before = begun or (earlier[-1] if earlier else None)
         plan = PlanRequest(
             request_id=request_id,

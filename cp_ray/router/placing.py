@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import msgspec
 
-from cp_ray.core.annotation import heading_label
+from cp_ray.core.annotation import heading_label, names_in, order_renamed
 from cp_ray.core.chunk_dedup import ChunkDedup, Source, make_source
 from cp_ray.core.dedup import deduplicate
 from cp_ray.core.prompt import (
@@ -114,8 +114,11 @@ def place(
     region = tenant.region(public=False)
 
     def refer_to(reference: Block, referred: Sequence[Block]) -> None:
+        again = [b for b in referred if b.id in repeated]
+        if begun is not None and reference.id not in blocks and _are_named(again, begun):
+            return  # each result of a tool would add one for all that this turn refers to anyway
         blocks.setdefault(reference.id, reference)
-        placed[reference.id] = tuple(origins[b.id] for b in referred if b.id in repeated)
+        placed[reference.id] = tuple(origins[b.id] for b in again)
 
     for again, run in runs:
         if again:
@@ -137,6 +140,16 @@ def place(
         tuple(origins[block].name for block in repeated),
         tuple(dict.fromkeys((*stood, *full))),
     )
+
+
+def ending_of(begun: Turn, blocks: Sequence[Block]) -> tuple[str, ...]:
+    """What stood behind the turn's blocks, its ranking clear among the new ones, too."""
+    ending = begun.pieces[len(begun.context) :]
+    if len(ending) < 2:
+        return ending
+    ranked = [block.label for block in blocks if block.id in begun.context and block.label]
+    now = [block.label for block in blocks if block.label]
+    return (order_renamed(ending[0], ranked, now), *ending[1:])
 
 
 class Standing:
@@ -167,6 +180,15 @@ def carried(turns: Sequence[Turn]) -> list[tuple[str, str]]:
     """(label, text) of the blocks that these turns hold, as sent."""
     pieces = [piece for turn in turns for piece in turn.pieces[: len(turn.context)]]
     return [(label, piece) for piece in pieces if (label := heading_label(piece)) is not None]
+
+
+def _are_named(blocks: Sequence[Block], begun: Turn) -> bool:
+    """Whether references of the turn as it was sent before name all of these blocks."""
+    names: set[str] = set()
+    for piece in begun.pieces[: len(begun.context)]:
+        if heading_label(piece) is None:
+            names |= names_in(piece)
+    return all(names & {*block.label.split(" "), block.label.replace(" ", "-")} for block in blocks)
 
 
 def _shorten(partial: ChunkDedup, tenant: Tenant, block: Block) -> Block:

@@ -22,13 +22,16 @@ class OtherTemplate(TapeEngine):
 
 
 def counted(engine: TapeEngine) -> tuple[int, int, list[tuple[int, int]]]:
-    """Answers of the same chat with tools three times: settled, as predicted; pairs of tokens."""
+    """Answers of one chat with tools to three questions: settled, as predicted; pairs of tokens.
+
+    The questions differ in their first word: what they have in common is no block of the index.
+    """
     with running(Bench(engines={ReplicaId("r0"): engine})) as bench:
         pairs = []
-        for _ in range(3):
+        for turn in range(3):
             body = {
                 "model": "sim",
-                "messages": [{"role": "user", "content": "which?"}],
+                "messages": [{"role": "user", "content": f"{turn} is which?"}],
                 "documents": DOCUMENTS,
                 "tools": TOOLS,
             }

@@ -94,8 +94,8 @@ def test_spans_say_what_was_planned_and_what_was_found() -> None:
     told = dict(whole.attributes)
     assert told["cp_ray.replica"] == asked.attributes["cp_ray.planned_replica"] == "r0"
     assert told["cp_ray.request_id"] == asked.attributes["cp_ray.request_id"]
-    assert told["cp_ray.cached_tokens"] == 48
-    assert told["cp_ray.predicted_cached_tokens"] == 40, "not the question: no block of the index"
+    assert told["cp_ray.cached_tokens"] == 52
+    assert told["cp_ray.predicted_cached_tokens"] == 44, "not the question: no block of the index"
     assert told["cp_ray.outcome"] == "ok"
     assert told["cp_ray.reason"] == asked.attributes["cp_ray.reason"] == "holder"
 

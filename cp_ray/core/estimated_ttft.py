@@ -34,7 +34,11 @@ ENOUGH = 8
 REFIT = 64
 RUNS = 256
 RUN_PROMPTS = 6
-"""Prompts after which a run ends though the replica is still busy."""
+"""Prompts after which a run ends though the replica is still busy, at the engine's next step."""
+SAME_STEP = 0.5
+"""First tokens of one step are heard at once, or nearly: closer than this share of a run's mean gap."""
+FAR_TOO_FAST = 1 / 16
+"""Share of the usual seconds, by the curve of before, below which a run measured something else."""
 SPEED_MEMORY = 24
 """Prompts over which a replica's speed is averaged."""
 OUTLIER = 1.6
@@ -53,6 +57,7 @@ class _Run(msgspec.Struct):
     """Sums over the prompts of a run. pairs: of each new token with the tokens before it.
 
     answering: requests that shared its steps, each getting a token of its answer.
+    spoiled: part of its time was no prefill.
     """
 
     prompts: int = 0
@@ -60,6 +65,14 @@ class _Run(msgspec.Struct):
     new: int = 0
     pairs: float = 0.0
     seconds: float = 0.0
+    spoiled: bool = False
+
+    def over(self, gap_s: float) -> bool:
+        """Whether the next first token, so long after the last one, belongs to another run.
+
+        One that ended within a step would leave the step's other prompts to a run that takes no time.
+        """
+        return self.prompts >= RUN_PROMPTS and gap_s > SAME_STEP * self.seconds / self.prompts
 
     def row(self) -> tuple[float, ...]:
         """By COLUMNS."""
@@ -118,20 +131,24 @@ class PrefillTimes:
 
         answering: other requests there past their first token. idle: nothing is left to prefill.
         """
-        run = self._open.setdefault(replica, _Run())
+        run = self._open.get(replica)
+        if run is None or run.over(seconds):
+            self._close(replica)
+            run = self._open[replica] = _Run()
         run.prompts += 1
         run.answering += answering
         run.new += new
         run.pairs += new * (cached + new / 2)
         run.seconds += seconds
-        if idle or run.prompts >= RUN_PROMPTS:
-            del self._open[replica]
-            if run.new > 0 and run.seconds > 0:
-                self._learn(replica, run)
+        if idle:
+            self._close(replica)
 
-    def skip(self, replica: ReplicaId) -> None:
-        """The replica's last first token waited for more than prefill: its run tells nothing."""
-        self._open.pop(replica, None)
+    def skip(self, replica: ReplicaId, seconds: float, *, idle: bool) -> None:
+        """As `observe`, of a first token that waited for more than prefill: its run tells nothing."""
+        self.observe(replica, 0, 0, seconds, idle=False)
+        self._open[replica].spoiled = True
+        if idle:
+            self._close(replica)
 
     def judge(self, estimated_s: float, actual_s: float) -> bool:
         """Compare a TTFT with its estimate; whether the p90 of before covered it."""
@@ -151,6 +168,12 @@ class PrefillTimes:
         """The replica is gone; another of its name may be on another machine."""
         for table in (self._log_slowness, self._slowness, self._seen, self._open):
             table.pop(replica, None)
+
+    def _close(self, replica: ReplicaId) -> None:
+        """The replica's run is over."""
+        run = self._open.pop(replica, None)
+        if run is not None and run.new > 0 and run.seconds > 0 and not run.spoiled:
+            self._learn(replica, run)
 
     def _learn(self, replica: ReplicaId, run: _Run) -> None:
         """Speed first: mean of log ratios by prompts; one odd run moves it by a bounded step."""
@@ -181,6 +204,10 @@ class PrefillTimes:
 
         runs = np.array(self._runs).reshape(-1, COLUMNS)
         slowness = np.array([self.slowness(replica) for replica in self._run_of])
+        # Relative errors: one run that took next to no time would outweigh all others.
+        share = runs[:, -1] / (slowness * _expected_s(runs, self.curve, self.per_answer_s))
+        sound = share >= FAR_TOO_FAST * np.median(share)
+        runs, slowness = runs[sound], slowness[sound]
         found = _fit(runs, slowness)
         kept = runs[:, -1] <= OUTLIER * slowness * _expected_s(runs, *found)
         if ENOUGH <= int(kept.sum()) < len(runs):
@@ -189,7 +216,7 @@ class PrefillTimes:
         if curve.base_s + curve.per_new_s + curve.per_pair_s > 0:
             self.curve, self.per_answer_s = found
             self.fitted = True
-        self._next_fit = min(len(runs), REFIT)
+        self._next_fit = min(len(self._run_of), REFIT)
 
     def check(self) -> None:
         """Raise InvariantError unless speeds are finite and what is kept is bounded."""

@@ -121,8 +121,9 @@ class FleetLoad:
         if self.times.fitted:
             self.judged += 1
             self.within_p90 += self.times.judge(done.work.ttft_s, done.ttft_s)
+        idle = not self.ledger.prefill_tokens(replica)
         if self.ledger.pinned_tokens(replica) > infos[replica].capacity_tokens * FULL:
-            self.times.skip(replica)
+            self.times.skip(replica, done.seconds, idle=idle)
             return
         self.times.observe(
             replica,
@@ -130,7 +131,7 @@ class FleetLoad:
             done.work.new,
             done.seconds,
             answering=self.ledger.answering(replica) - 1,
-            idle=not self.ledger.prefill_tokens(replica),
+            idle=idle,
         )
 
     def ended(self, request: RequestId, now: float) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from cp_ray.core.estimated_ttft import PRIOR, PrefillTimes
 from cp_ray.core.types import ReplicaId
 
@@ -96,9 +98,42 @@ def test_waits_for_room_are_not_taken_for_slow_prefill() -> None:
     feed(times, 60, {A: 1.0})
     for _ in range(20):
         times.observe(A, 0, 4000, 30.0, idle=False)
-        times.skip(A)
+        times.skip(A, 30.0, idle=False)
     feed(times, 60, {A: 1.0})
     assert abs(times.seconds(A, 0, 4000) / true_s(0, 4000) - 1) < 0.05
+
+
+@pytest.mark.parametrize("waited_for_room", [False, True])
+@pytest.mark.parametrize("gap_s", [0.0, 2e-5, 2e-4, 1e-3])
+def test_a_step_heard_in_several_messages_does_not_make_prefill_free(
+    gap_s: float, waited_for_room: bool
+) -> None:
+    """Eight prompts of one step, of which six fill a run: the last two take no time of their own."""
+    times = PrefillTimes()
+    for round_ in range(40):
+        feed(times, 5, {A: 1.0}, seed=round_)
+        times.observe(A, 0, 500, true_s(0, 500), idle=True)
+        lengths = [200 + 150 * n for n in range(8)]
+        for n, new in enumerate(lengths):
+            gap = gap_s if n else sum(true_s(0, length) for length in lengths)
+            if waited_for_room and n == 0:
+                times.skip(A, 5 * gap, idle=False)
+            else:
+                times.observe(A, 0, new, gap, idle=n == 7)
+    for cached, new in ((0, 2000), (10_000, 5000)):
+        assert abs(times.seconds(A, cached, new) / true_s(cached, new) - 1) < 0.15
+
+
+def test_runs_far_too_fast_are_not_believed() -> None:
+    """Whatever made them; until they are what is usual."""
+    times = PrefillTimes()
+    feed(times, 100, {A: 1.0})
+    for _ in range(10):
+        times.observe(A, 0, 4000, 1e-3, idle=True)
+    feed(times, 100, {A: 1.0}, seed=2)
+    assert abs(times.curve.seconds(0, 4000) / true_s(0, 4000) - 1) < 0.05
+    feed(times, 1000, {A: 1 / 40}, seed=3)
+    assert times.seconds(A, 0, 4000) < true_s(0, 4000) / 20
 
 
 def test_answers_beside_a_prompt_cost_what_they_cost() -> None:

@@ -36,9 +36,9 @@ RUNS = 256
 RUN_PROMPTS = 6
 """Prompts after which a run ends though the replica is still busy, at the engine's next step."""
 SAME_STEP = 0.5
-"""First tokens of one step are heard at once, or nearly: closer than this share of a run's mean gap."""
+"""First tokens of one step are heard nearly at once: within this share of a run's mean gap."""
 FAR_TOO_FAST = 1 / 16
-"""Share of the usual seconds, by the curve of before, below which a run measured something else."""
+"""Share of the usual seconds, by the curve of before, below which a run is not believed."""
 SPEED_MEMORY = 24
 """Prompts over which a replica's speed is averaged."""
 OUTLIER = 1.6
@@ -70,7 +70,7 @@ class _Run(msgspec.Struct):
     def over(self, gap_s: float) -> bool:
         """Whether the next first token, so long after the last one, belongs to another run.
 
-        One that ended within a step would leave the step's other prompts to a run that takes no time.
+        One that ended within a step would leave the step's other prompts to a run of no time.
         """
         return self.prompts >= RUN_PROMPTS and gap_s > SAME_STEP * self.seconds / self.prompts
 
@@ -144,7 +144,7 @@ class PrefillTimes:
             self._close(replica)
 
     def skip(self, replica: ReplicaId, seconds: float, *, idle: bool) -> None:
-        """As `observe`, of a first token that waited for more than prefill: its run tells nothing."""
+        """As `observe`, of one that waited for more than prefill: its run tells nothing."""
         self.observe(replica, 0, 0, seconds, idle=False)
         self._open[replica].spoiled = True
         if idle:

@@ -108,7 +108,7 @@ def test_waits_for_room_are_not_taken_for_slow_prefill() -> None:
 def test_a_step_heard_in_several_messages_does_not_make_prefill_free(
     gap_s: float, waited_for_room: bool
 ) -> None:
-    """Eight prompts of one step, of which six fill a run: the last two take no time of their own."""
+    """Eight prompts of one step, of which six fill a run: the last two take no time."""
     times = PrefillTimes()
     for round_ in range(40):
         feed(times, 5, {A: 1.0}, seed=round_)

@@ -68,9 +68,9 @@ class SoakOptions(msgspec.Struct, frozen=True):
 
 
 class Soak(msgspec.Struct, frozen=True):
-    """The report. late: requests that found MOST_OPEN under way and were not sent. control_faults:
-    calls of the control that failed.
+    """The report. late: requests that found MOST_OPEN under way and were not sent.
 
+    control_faults: calls of the control that failed.
     full_before, full_after: of what traffic fills, at both ends of the measurement, the entries
     there and the most there can be.
     """

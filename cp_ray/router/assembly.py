@@ -23,6 +23,7 @@ from cp_ray.router.auth import Tenant
 from cp_ray.router.conversation import MAX_TURNS, Turn
 from cp_ray.router.history import chain, digest, last_user
 from cp_ray.router.lifting import lift
+from cp_ray.router.limits import read_json
 from cp_ray.router.placing import Origin, Standing, ending_of, place
 from cp_ray.router.tokenizer import Piece, PromptTokenizer
 
@@ -293,7 +294,7 @@ def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        arguments = json.loads(function["arguments"])
-    except ValueError:
+        arguments = read_json(function["arguments"])
+    except InvalidRequest:  # no object, or none that could be shown
         return call
     return {**call, "function": {**function, "arguments": arguments}}

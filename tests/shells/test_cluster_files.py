@@ -220,7 +220,7 @@ PERIOD = "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"
 def test_every_head_looks_at_the_proxies_as_often_as_the_chaos_tests_do() -> None:
     hosts = (CLUSTER.parent / "tests/chaos/hosts.py").read_text()
     (often,) = re.findall(f'"{PERIOD}": "(.*)"', hosts)
-    assert PROXY_HEALTH_CHECK_PERIOD_S != float(often), "else there is nothing to set"
+    assert float(often) != PROXY_HEALTH_CHECK_PERIOD_S, "else there is nothing to set"
     told = {}
     for path in CLUSTER.glob("**/*.yaml"):
         document = yaml.safe_load(path.read_text())

@@ -31,4 +31,5 @@ for question, documents in retrieved.items():
     told = answer.model_dump()
     usage = told["usage"]
     cached = usage["prompt_tokens_details"]["cached_tokens"]
-    print(f"{usage['prompt_tokens']} tokens, {cached} cached, repeated: {told['cp_ray']['repeated']}")
+    repeated = told["cp_ray"]["repeated"]
+    print(f"{usage['prompt_tokens']} tokens, {cached} cached, repeated: {repeated}")

@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,12 +34,14 @@ def own_serve(
     """Base address of a Serve without applications; without `proxy` nobody listens there.
 
     cpus: logical ones. root: where workers find modules that are not installed. memory_mb: of the
-    object store, which an application hardly uses. init: more for `ray.init`.
+    object store, which an application hardly uses. init: more for `ray.init`. What is printed
+    meanwhile goes to standard error: Ray prints its workers' faults to standard output, even when
+    told not to, and there they would stand before a report in JSON.
     """
     import ray
     from ray import serve
 
-    with _settings(root) as folder:
+    with _settings(root) as folder, contextlib.redirect_stdout(sys.stderr):
         try:
             init |= {"include_dashboard": False, "log_to_driver": False, "_temp_dir": folder}
             memory = memory_mb << 20

@@ -17,8 +17,9 @@ def show_serve(found: ServeBench, *, as_json: bool) -> int:
     else:
         for line in lines(found):
             console.print(line, highlight=False, markup=False)
+    beside = Console(stderr=as_json, width=120)  # JSON stands alone
     for fault in found.faults:
-        console.print(f"FAULT {fault}", highlight=False, markup=False)
+        beside.print(f"FAULT {fault}", highlight=False, markup=False)
     return 1 if found.faults else 0
 
 

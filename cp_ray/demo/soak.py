@@ -238,6 +238,7 @@ def show(soak: Soak, *, as_json: bool) -> int:
                 f"at least {max(0.0, grown.least_bytes):.0f} bytes a request: {grown.verdict}",
                 highlight=False,
             )
+    beside = Console(stderr=as_json)  # JSON stands alone
     for fault in soak.faults:
-        console.print(f"FAULT {fault}", highlight=False, markup=False)
+        beside.print(f"FAULT {fault}", highlight=False, markup=False)
     return 1 if soak.faults else 0

@@ -71,6 +71,12 @@ def live() -> set[str]:
     return set(index_state(NAME)["replicas"])
 
 
+def begun() -> int:
+    """Replicas that Serve runs, or is bringing up."""
+    states = serve.status().applications[NAME].deployments["Engine"].replica_states
+    return sum(states.get(state, 0) for state in ("RUNNING", "STARTING"))
+
+
 class Scaled:
     """Under load: 4 -> 8, until all are there, -> 4; then -> 8 -> 2 within 10 s, and what was seen.
 
@@ -82,6 +88,7 @@ class Scaled:
         self.first: set[str] = set()
         self.grown: set[str] = set()
         self.most: set[str] = set()
+        self.begun = 0
         self.last: set[str] = set()
         self.asked_s: list[float] = []
         self.settled_s = 0.0
@@ -95,6 +102,7 @@ class Scaled:
         await self._scale(load, 8)
         while load.clock() - self.asked_s[0] < WITHIN_S - 1:
             self.most |= await asyncio.to_thread(live)
+            self.begun = max(self.begun, await asyncio.to_thread(begun))
             await asyncio.sleep(0.2)
         await self._scale(load, 2)
         self.last = await self._until(2)
@@ -135,9 +143,10 @@ def test_22_scaling_4_8_2_in_10_s_under_load_fails_no_request(serve_url: str) ->
     )
     used = {sending.replica for sending in load.log}
     print(
-        f"{len(load.log)} requests; up to {len(scaled.most)} replicas within {WITHIN_S:.0f} s, "
-        f"{len(used)} used; 2 after {scaled.settled_s - scaled.asked_s[1]:.1f} s"
+        f"{len(load.log)} requests; {scaled.begun} replicas begun, {len(scaled.most)} up within "
+        f"{WITHIN_S:.0f} s, {len(used)} used; 2 after {scaled.settled_s - scaled.asked_s[1]:.1f} s"
     )
+    assert scaled.begun == 8
     assert scaled.first < scaled.grown, "those that were there stay: growing replaces nobody"
     assert used - scaled.first, "those that were added were used"
     assert index_before == index_after, "the index runs on, and knows what it knew"

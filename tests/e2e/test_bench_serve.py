@@ -25,7 +25,7 @@ def test_a_short_run_measures_both_applications_and_opens_its_streams() -> None:
         timeout=280,
     )
     assert ran.returncode in (0, 1), ran.stderr[-2000:]
-    found = json.loads(ran.stdout[: ran.stdout.rindex("}") + 1])
+    found = json.loads(ran.stdout)  # and nothing else, whatever Ray has to say
     for cell in found["cells"]:
         assert cell["failed"] == 0
         assert cell["requests"] > 10

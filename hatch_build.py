@@ -32,6 +32,7 @@ class CompileHook(BuildHookInterface):
         try:
             compiling.compile_core(root)
         except (Exception, SystemExit) as error:  # no compiler, no headers: whatever it is
+            compiling.remove(root)  # else a wheel that says it is for any machine may hold some
             if wanted == "1":
                 raise
             print(f"cp_ray stays plain Python, not compiled: {error}", file=sys.stderr)

@@ -18,20 +18,17 @@ import random
 import signal
 import sys
 import time
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from ray import serve
 from tqdm import tqdm
 
+from benchmarks.recovery_traffic import BLOCK, HEAD, K, Traffic, Truth, request_of
 from cp_ray.config import AppConfig
 from cp_ray.core.types import (
-    BlockId,
-    Context,
     DumpRequest,
     Eviction,
-    HeadId,
     PlanRequest,
     ReplicaId,
     RequestId,
@@ -46,7 +43,7 @@ from cp_ray.workers.dump_requests import DumpRequests
 from cp_ray.workers.reporter import Reporter
 
 APP = "recovery"
-PAGE, HEAD, BLOCK, TAIL, K = 16, 64, 200, 30, 15
+PAGE = 16
 BATCH, PROBES, WAIT_S, PAUSE_S = 64, 300, 60.0, 0.2
 CONFIG = AppConfig(engine="simulated", plan_deadline_ms=20_000)
 
@@ -94,67 +91,6 @@ class Holder:
         self._reporter.evicted([Eviction(request, tokens) for request, tokens in left.items()])
 
 
-class Truth:
-    """What the engines hold, as digests of replica and prefix."""
-
-    def __init__(self) -> None:
-        self.held: dict[RequestId, int] = {}
-        self.steps: dict[RequestId, Step] = {}
-        self._prefixes: set[int] = set()
-
-    def took(self, step: Step) -> None:
-        self.steps[step.request_id] = step
-        self.held[step.request_id] = HEAD + BLOCK * len(step.context) + TAIL
-
-    def seal(self) -> None:
-        """Compute what can be found from now on."""
-        for request, tokens in self.held.items():
-            step = self.steps[request]
-            digests = list(_digests(step.replica, step.context))
-            self._prefixes.update(digests[: 1 + max(0, tokens - HEAD) // BLOCK])
-
-    def wrong(self, steps: list[Step]) -> int:
-        """How many say they reuse what their replica neither holds nor was just sent."""
-        sent: set[int] = set()
-        wrong = 0
-        for step in steps:
-            digests = list(_digests(step.replica, step.context))
-            last = digests[max(0, step.reused_tokens - HEAD) // BLOCK]
-            known = last in self._prefixes or last in sent
-            wrong += step.reused_tokens > 0 and not known
-            sent.update(digests)
-        return wrong
-
-
-def _digests(replica: str | None, context: Context) -> Any:
-    return accumulate(context, lambda above, block: hash((above, block)), initial=hash(replica))
-
-
-def request(name: str, context: Context) -> PlanRequest:
-    lengths = (BLOCK,) * len(context)
-    return PlanRequest(RequestId(name), HeadId("h" * 32), HEAD, context, lengths, TAIL)
-
-
-class Traffic:
-    """Contexts that resemble earlier ones, as retrieval makes them."""
-
-    def __init__(self, seed: int, records: int) -> None:
-        self._rng = random.Random(seed)
-        self._seen: list[Context] = []
-        self._blocks = max(200, records // 5)
-
-    def context(self) -> Context:
-        rng = self._rng
-        if self._seen and rng.random() < 0.7:
-            kept = rng.choice(self._seen)[: rng.randint(K // 3, K - 1)]
-        else:
-            kept = ()
-        fresh = [f"{int(self._blocks * rng.random() ** 2):032x}" for _ in range(K - len(kept))]
-        context = tuple(dict.fromkeys((*kept, *map(BlockId, fresh))))
-        self._seen.append(context)
-        return context
-
-
 async def measure(records: int, replicas: int, seed: int = 0) -> dict[str, Any]:
     """Run once on the Ray that is there; the result of the module's own text."""
     deployment = serve.deployment(Holder).options(
@@ -178,7 +114,7 @@ async def _measure(
     await _fill(handle, client, traffic, truth, records)
     await _lose(handle, truth, rng, share=0.1)
     await asyncio.sleep(1)
-    probes = [request(f"p{number}", traffic.context()) for number in range(PROBES)]
+    probes = [request_of(f"p{number}", traffic.context()) for number in range(PROBES)]
     before = await _probe(client, probes, "before")
     if before is None:
         raise AssertionError("the index must be up before it is killed")
@@ -231,7 +167,7 @@ async def _fill(
     with tqdm(total=records, desc="records", unit="req", leave=False, mininterval=2) as bar:
         for start in range(0, records, BATCH):
             batch = [
-                request(f"{start + number:032x}", traffic.context())
+                request_of(f"{start + number:032x}", traffic.context())
                 for number in range(min(BATCH, records - start))
             ]
             steps = await client.plan(batch)
@@ -270,7 +206,7 @@ async def _probe(client: IndexClient, probes: list[PlanRequest], name: str) -> l
     steps: list[Step] = []
     for start in range(0, len(probes), BATCH):
         batch = [
-            request(f"{name}-{number}", probe.context)
+            request_of(f"{name}-{number}", probe.context)
             for number, probe in enumerate(probes[start : start + BATCH], start)
         ]
         planned = await client.plan(batch)

@@ -3,6 +3,7 @@
 import sys
 
 from openai import OpenAI
+from openai.types.chat import ChatCompletionMessageParam
 
 client = OpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none")
 model = client.models.list().data[0].id
@@ -16,7 +17,7 @@ retrieved = {
         "Refunds are paid within 30 days of the order, to the card that was used." * 5,
     ],
 }
-messages = []
+messages: list[ChatCompletionMessageParam] = []
 for question, documents in retrieved.items():
     messages.append({"role": "user", "content": question})
     answer = client.chat.completions.create(
@@ -27,6 +28,8 @@ for question, documents in retrieved.items():
         extra_headers={"x-cp-ray-explain": "1"},
     )
     messages.append({"role": "assistant", "content": answer.choices[0].message.content})
-    usage = answer.usage
-    cached = usage.prompt_tokens_details.cached_tokens
-    print(f"{usage.prompt_tokens} tokens, {cached} cached, repeated: {answer.cp_ray['repeated']}")
+    told = answer.model_dump()
+    usage = told["usage"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    repeated = told["cp_ray"]["repeated"]
+    print(f"{usage['prompt_tokens']} tokens, {cached} cached, repeated: {repeated}")

@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from cp_ray.compiling import is_stale
 from cp_ray.demo.own_serve import start_serve
 
 ROOT = Path(__file__).resolve().parent.parent
+settings.register_profile("cp_ray", deadline=None)  # how busy the machine is says nothing of us
+settings.load_profile("cp_ray")
 
 
 def pytest_configure(config: pytest.Config) -> None:

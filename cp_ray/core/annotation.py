@@ -60,13 +60,17 @@ def order_renamed(annotation: str, labels: Sequence[str], among: Iterable[str]) 
 
     labels: of the blocks that it ranks. among: of all blocks that stand before it now.
     """
+    ranked = ranked_labels(annotation, labels)
+    return annotation if ranked is None else order_annotation(short_names(ranked, among))
+
+
+def ranked_labels(annotation: str, labels: Sequence[str]) -> list[str] | None:
+    """Best first, all of `labels`; None for a text that is no ranking of them."""
     found = _ORDER.fullmatch(annotation)
     if found is None:
-        return annotation
-    ranked = [_label_of_name(name, labels) for name in found[1].split(" > ")]
-    if sorted(map(str, ranked)) != sorted(labels):
-        return annotation
-    return order_annotation(short_names([str(label) for label in ranked], among))
+        return None
+    ranked = [str(_label_of_name(name, labels)) for name in found[1].split(" > ")]
+    return ranked if sorted(ranked) == sorted(labels) else None
 
 
 def _label_of_name(name: str, labels: Sequence[str]) -> str | None:

@@ -54,10 +54,20 @@ class Reservation(msgspec.Struct, gc=False):
 class Queue:
     """What one replica has to do. waiting: without a first token, in order of sending.
 
-    began: when the first of them could begin. first_s: how long that one takes.
+    began: when the first of them could begin. first_s: how long that one takes. owed_s: seconds
+    that are that one's, though others' first tokens were heard since.
     """
 
-    __slots__ = ("began", "first_s", "new_tokens", "pinned", "running", "seconds", "waiting")
+    __slots__ = (
+        "began",
+        "first_s",
+        "new_tokens",
+        "owed_s",
+        "pinned",
+        "running",
+        "seconds",
+        "waiting",
+    )
 
     def __init__(self) -> None:
         self.waiting: dict[RequestId, Work] = {}
@@ -67,20 +77,42 @@ class Queue:
         self.pinned = 0
         self.began = 0.0
         self.first_s = 0.0
+        self.owed_s = 0.0
 
     def add(self, request: RequestId, work: Work, now: float) -> None:
         """One more in the line."""
         if not self.waiting:
             self.began = now
             self.first_s = work.seconds
+            self.owed_s = 0.0
         self.waiting[request] = work
         self.new_tokens += work.new
         self.seconds += work.seconds
         self.running += 1
         self.pinned += work.new
 
-    def prefilled(self, request: RequestId, work: Work) -> None:
-        """It has had its first token, or left the line."""
+    def heard(self, request: RequestId, work: Work, since: float, now: float) -> float:
+        """It has had its first token; seconds of prefill that are its own. since: planned.
+
+        Several routers tell, each when it comes to it: a later request may be heard of first, and
+        of one whose router died nothing ever. What passed before the later one was planned is
+        the first one's, whenever that is heard of, and else nobody's: perhaps nothing ran.
+        """
+        first = next(iter(self.waiting)) == request
+        if first:
+            could = self.began
+        else:
+            could = max(self.began, since)
+            self.owed_s += could - self.began
+        seconds = max(0.0, now - could) + (self.owed_s if first else 0.0)
+        self.left(request, work)
+        self.began = now
+        return seconds
+
+    def left(self, request: RequestId, work: Work) -> None:
+        """It is not in the line any more."""
+        if next(iter(self.waiting)) == request:
+            self.owed_s = 0.0
         del self.waiting[request]
         self.new_tokens -= work.new
         if self.waiting:
@@ -137,10 +169,7 @@ class LoadLedger:
         self._reservations[request] = Reservation(held.replica, held.work, ended, prefilled=True)
         if held.prefilled:
             return None
-        queue = self._queues[held.replica]
-        queue.prefilled(request, held.work)
-        seconds = max(0.0, now - queue.began)
-        queue.began = now
+        seconds = self._queues[held.replica].heard(request, held.work, held.since, now)
         return Done(held.replica, held.work, seconds, ended - held.since)
 
     def free(self, request: RequestId) -> Reservation | None:
@@ -208,7 +237,10 @@ class LoadLedger:
     def _take(self, request: RequestId, held: Reservation) -> None:
         queue = self._queues[held.replica]
         if not held.prefilled:
-            queue.prefilled(request, held.work)
+            queue.left(request, held.work)
+            if queue.waiting:  # the next one could not begin before it was planned
+                following = self._reservations[next(iter(queue.waiting))]
+                queue.began = max(queue.began, following.since)
         queue.running -= 1
         queue.pinned -= held.work.new
         if not queue.running:
@@ -229,6 +261,8 @@ class LoadLedger:
             raise InvariantError("load ledger: queues of replicas without reservations")
         for replica, queue in queues.items():
             mine = self._queues[replica]
+            if mine.waiting and mine.began < self._reservations[next(iter(mine.waiting))].since:
+                raise InvariantError(f"load ledger: {replica} began before it had anything to do")
             same = mine.waiting == queue.waiting and mine.new_tokens == queue.new_tokens
             counts = mine.running == queue.running and mine.pinned == queue.pinned
             if not (same and counts and math.isclose(mine.seconds, queue.seconds, abs_tol=1e-6)):

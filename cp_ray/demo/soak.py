@@ -70,6 +70,7 @@ class SoakOptions(msgspec.Struct, frozen=True):
 class Soak(msgspec.Struct, frozen=True):
     """The report. late: requests that found MOST_OPEN under way and were not sent.
 
+    control_faults: calls of the control that failed.
     full_before, full_after: of what traffic fills, at both ends of the measurement, the entries
     there and the most there can be.
     """
@@ -80,6 +81,7 @@ class Soak(msgspec.Struct, frozen=True):
     requests_per_s: float
     errors: int
     late: int
+    control_faults: int
     ttft_p50_ms: float
     ttft_p99_ms: float
     growth: dict[str, Growth]
@@ -102,6 +104,11 @@ class Soak(msgspec.Struct, frozen=True):
                 "was found, so what grows is the queue; run it where nothing else runs"
             )
             return found
+        if self.control_faults > MOST_LATE * self.requests:
+            found.append(
+                f"{self.control_faults} calls of the control failed: it was not asked as often as "
+                "the engines, which look as if they grew"
+            )
         for kind, grown in self.growth.items():
             if kind in RAYS_OWN:
                 continue
@@ -170,6 +177,7 @@ async def _soak(base: str, options: SoakOptions) -> Soak:
         requests_per_s=len(clients.ttft_s) / seconds,
         errors=clients.errors,
         late=late,
+        control_faults=clients.faults_beside,
         ttft_p50_ms=1000 * quantiles[49],
         ttft_p99_ms=1000 * quantiles[98],
         growth=growth(samples, 60 * len(clients.ttft_s) / seconds),
@@ -216,7 +224,8 @@ def show(soak: Soak, *, as_json: bool) -> int:
             f"{soak.warm_minutes:.1f} minutes until what traffic fills was full (above: then, at "
             f"the end, at most); {soak.minutes:.1f} minutes measured, {soak.requests} requests "
             f"({soak.requests_per_s:.1f}/s), "
-            f"{soak.errors} errors, {soak.late} not sent; TTFT p50 {soak.ttft_p50_ms:.0f} ms, "
+            f"{soak.errors} errors, {soak.late} not sent, {soak.control_faults} of the control "
+            f"failed; TTFT p50 {soak.ttft_p50_ms:.0f} ms, "
             f"p99 {soak.ttft_p99_ms:.0f} ms; after the drain: {soak.redis_keys} keys in Redis, "
             f"{soak.reserved} reserved, {soak.records} records",
             highlight=False,

@@ -14,6 +14,8 @@ import msgspec
 
 MOST_OPEN = 512
 """Requests under way at most: a machine that cannot keep up shows in `late`, not in memory."""
+BESIDE_S = 60.0
+"""How long what is called beside a request may take."""
 CONVERSATION_SHARE = 0.2
 TURNS = 4
 
@@ -31,7 +33,7 @@ class Clients:
     def __init__(
         self, base: str, http: httpx.AsyncClient, seed: int, beside: Callable[[], Awaitable[None]]
     ) -> None:
-        """beside: called once with every request, to its end."""
+        """beside: called once with every request, to its end; it must not end the load."""
         self._url = f"{base}/v1/chat/completions"
         self._http = http
         self._beside = beside
@@ -40,12 +42,13 @@ class Clients:
         self._talks: list[Talk] = []
         self.open = 0
         self.errors = 0
+        self.faults_beside = 0
         self.ttft_s: list[float] = []
 
     def forget(self) -> None:
         """What came of requests so far does not count."""
         self.ttft_s.clear()
-        self.errors = 0
+        self.errors = self.faults_beside = 0
 
     async def ask(self) -> None:
         """One request, streamed; an error is counted."""
@@ -53,7 +56,7 @@ class Clients:
         self._number += 1
         talk = self._next_talk() if self._rng.random() < CONVERSATION_SHARE else None
         body = self._body(talk)
-        beside = asyncio.ensure_future(self._beside())
+        beside = asyncio.create_task(self._call_beside())
         began, first, text = time.perf_counter(), None, ""
         try:
             async with self._http.stream("POST", self._url, json=body) as response:
@@ -64,7 +67,7 @@ class Clients:
                     text += said
                     self.errors += '"error"' in line
                 self.errors += response.status_code != 200
-        except httpx.HTTPError:
+        except (httpx.HTTPError, ValueError):  # ValueError: an event that is no JSON
             self.errors += 1
         finally:
             self.open -= 1
@@ -73,6 +76,13 @@ class Clients:
         if talk is not None and len(talk.messages) < 2 * TURNS:
             talk.messages.append({"role": "assistant", "content": text})
             self._talks.append(talk)
+
+    async def _call_beside(self) -> None:
+        try:
+            async with asyncio.timeout(BESIDE_S):
+                await self._beside()
+        except Exception:  # noqa: BLE001 - whatever it was, it is no fault of what is measured
+            self.faults_beside += 1
 
     def _next_talk(self) -> Talk:
         """One that waits for its next turn, or a new one."""

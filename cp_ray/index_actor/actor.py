@@ -129,7 +129,11 @@ class IndexActor:
     def _hear(self, payload: bytes) -> None:
         now = time.monotonic()
         for feedback in wire.decode(payload, list[Feedback]):
-            self._index.hear(feedback, now)
+            try:
+                self._index.hear(feedback, now)
+            except Exception:  # noqa: BLE001 - what follows is of other requests
+                _log.exception("Feedback of request %s was lost.", feedback.request_id)
+                continue
             if isinstance(feedback, Routed):
                 self._hearing.served(feedback.replica, now)
             elif isinstance(feedback, Settled) and feedback.ok:

@@ -15,7 +15,6 @@ from ray.exceptions import RayError
 from cp_ray.config import AppConfig
 from cp_ray.core.types import Feedback, PlanRequest, RequestId, Settled, Step
 from cp_ray.core.warming import Offer
-from cp_ray.errors import WireError
 from cp_ray.index_actor.actor import obtain_index
 from cp_ray.store import wire
 
@@ -34,7 +33,8 @@ _log = logging.getLogger("ray.serve")
 class IndexClient:
     """One per ingress replica, for its event loop; needs no call before the first plan.
 
-    A breaker: after a fault every plan is None at once, until a probe in the background answers.
+    A breaker: after a fault, whatever it is, every plan is None at once, until a probe in the
+    background answers.
     """
 
     def __init__(self, app: str, config: AppConfig) -> None:
@@ -149,7 +149,7 @@ class IndexClient:
                 wire.encode(requests), deadline, wire.encode(heard) if heard else b""
             )
             return wire.decode(answer, list[Step]) if answer else None
-        except (RayError, WireError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, requests pass through
             self._counters["feedback_dropped"] += len(heard)
             self._break(repr(error))
             return None
@@ -203,7 +203,8 @@ class IndexClient:
                 batch = self._take()
                 try:
                     await self._actor.hear.remote(wire.encode(batch))
-                except RayError as error:  # a restarted index knows none of these requests
+                except Exception as error:  # noqa: BLE001 - else no feedback would ever go again
+                    # Forgotten, and not sent twice: a restarted index knows none of these requests.
                     self._counters["feedback_dropped"] += len(batch)
                     self._break(repr(error))
 

@@ -34,6 +34,7 @@ SNAPSHOT_AT_LEAST = 5_000
 """A snapshot comes after so many requests written (or as many as the index remembers at most, if
 that is less), or after half the records, if that is more."""
 KEEP_S = 5.0
+"""Between two looks at the keys, which would expire: also while traffic never pauses."""
 SETTLE_S = 10.0
 """After a recovery the replicas' dumps come before the next snapshot."""
 LIVE_PATIENCE_S = 10.0
@@ -68,6 +69,7 @@ class IndexJournal:
         self._work = asyncio.Event()
         self._written = 0
         self._snapshot_at: float | None = None
+        self._kept_at = time.monotonic()
         self._counters: Counter[str] = Counter()
         self.recovering = False
         self.seconds = self.cpu_s = 0.0
@@ -146,17 +148,22 @@ class IndexJournal:
         """One round: what waits, or a snapshot when one is due."""
         if self._snapshot_at is not None and time.monotonic() >= self._snapshot_at:
             await self._snapshot(journal)
+        if time.monotonic() - self._kept_at >= KEEP_S:
+            await self._keep(journal)
         try:
             async with asyncio.timeout(KEEP_S):
                 await self._work.wait()
                 await asyncio.sleep(FLUSH_S)
         except TimeoutError:
-            if not await journal.keep():
-                self._snapshot_at = time.monotonic()
             return
         await self._flush(journal)
         if self._written >= self._longest():
             self._snapshot_at = time.monotonic()
+
+    async def _keep(self, journal: Journal) -> None:
+        self._kept_at = time.monotonic()
+        if not await journal.keep() and self._snapshot_at is None:
+            self._snapshot_at = self._kept_at
 
     def _longest(self) -> int:
         least = min(SNAPSHOT_AT_LEAST, self._index.max_records)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from typing import Any
@@ -26,6 +27,7 @@ WATCHED_FOR_S = 15.0
 RECENT = 60
 SWEEP_PAUSE_S = 0.002
 """Between two steps of a sweep, so that plans go first."""
+_log = logging.getLogger("ray.serve")
 
 
 class Observer:
@@ -92,14 +94,25 @@ class Observer:
         return story.tenant, msgspec.json.encode(explain(story, losses))
 
     async def run(self) -> None:
-        """Write metrics, and sweep now and then, for ever."""
+        """Write metrics, and sweep now and then, for ever; whatever fails costs no plan."""
+        failed = False
         while True:
             await asyncio.sleep(EMIT_S)
-            watched = time.monotonic() - self._asked_at < WATCHED_FOR_S
-            every = WATCHED_SWEEP_S if watched else SWEEP_S
-            if time.monotonic() - self._swept_at >= every:
-                await self._sweep()
-            self._emit()
+            try:
+                await self._look()
+            except Exception:  # noqa: BLE001 - whatever it is, plans are worth more than what is shown
+                if not failed:
+                    _log.exception("Metrics and the fleet page are not up to date; plans go on.")
+                failed = True
+            else:
+                failed = False
+
+    async def _look(self) -> None:
+        watched = time.monotonic() - self._asked_at < WATCHED_FOR_S
+        every = WATCHED_SWEEP_S if watched else SWEEP_S
+        if time.monotonic() - self._swept_at >= every:
+            await self._sweep()
+        self._emit()
 
     async def _sweep(self) -> None:
         for found in sweep(self._index):

@@ -17,6 +17,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from cp_ray.core.types import ReplicaId, ReplicaInfo
+from cp_ray.errors import InvariantError
 
 _POLL_PERIOD_S = 1.0
 _RETRY_S = 1.0
@@ -40,7 +41,10 @@ class LiveSet:
         self.source = "long_poll"
 
     async def run(self) -> None:
-        """Follow for ever. While Serve cannot be asked, the last set stands."""
+        """Follow for ever. While Serve cannot be asked, the last set stands.
+
+        Raises InvariantError when `on_change` fails: what it did not take must not seem known.
+        """
         while True:
             try:
                 if self.source == "long_poll":
@@ -94,6 +98,10 @@ class LiveSet:
             for uid, facts in sorted(replicas.items())
             if "page_size" in facts and "capacity_tokens" in facts  # else no engine of ours
         ]
-        if live != self._known:
-            self._known = live
+        if live == self._known:
+            return
+        try:
             self._on_change(live)
+        except Exception as error:  # else `run` would take it for one of Ray's
+            raise InvariantError("the index could not follow Serve's live set") from error
+        self._known = live

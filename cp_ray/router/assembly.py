@@ -24,7 +24,7 @@ from cp_ray.router.conversation import MAX_TURNS, Turn
 from cp_ray.router.history import chain, digest, last_user
 from cp_ray.router.lifting import lift
 from cp_ray.router.placing import Origin, Standing, ending_of, place
-from cp_ray.router.tokenizer import Piece, PromptTokenizer
+from cp_ray.router.tokenizer import Piece, PromptTokenizer, with_arguments
 
 Reuse = Literal["plain", "route", "full"]
 Request = ChatRequest | CompletionRequest
@@ -140,7 +140,7 @@ class Assembler:
         if isinstance(request, ChatRequest):
             if len(links) == len(known) > 0 and request.messages[-1].role != "user":
                 begun = known[-1]
-            request = self._lift(request, tenant, earlier)
+            request = self._lift(request, tenant, earlier, begun)
             head, question, tail = self._cut_chat(request, earlier)
         else:
             head, question, tail = (), request.prompt, ()
@@ -190,11 +190,13 @@ class Assembler:
         annotation = texts[-1] if len(texts) > len(order) else ""
         return Finished(head + middle + tokens(prepared.tail), user, order, annotation)
 
-    def _lift(self, request: ChatRequest, tenant: Tenant, earlier: Sequence[Turn]) -> ChatRequest:
+    def _lift(
+        self, request: ChatRequest, tenant: Tenant, earlier: Sequence[Turn], begun: Turn | None
+    ) -> ChatRequest:
         asked = request.lift_documents
         if not (self._limits.lift if asked is None else asked):
             return request
-        standing, limits = Standing(tenant, earlier), self._limits
+        standing, limits = Standing(tenant, earlier, begun), self._limits
         return lift(
             request,
             standing.holds,
@@ -236,7 +238,7 @@ class Assembler:
         shown: dict[str, Any] = {"role": role, "content": content}
         extra: dict[str, Any] = {}
         if message.tool_calls:
-            extra["tool_calls"] = [_with_arguments(call) for call in message.tool_calls]
+            extra["tool_calls"] = [with_arguments(call) for call in message.tool_calls]
         if message.tool_call_id:
             extra["tool_call_id"] = message.tool_call_id
         if extra:
@@ -285,15 +287,3 @@ def _check_shown(cut: Sequence[str | int], messages: Sequence[Message]) -> None:
                 f"{cut.count(index)} times: send fewer messages, or use /v1/completions",
                 param=f"messages.{index}",
             )
-
-
-def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """Templates read a call's arguments as an object; OpenAI sends them as a JSON string."""
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except ValueError:
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}

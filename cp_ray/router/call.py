@@ -7,7 +7,7 @@ from typing import Any
 
 from cp_ray.core.story import Outcome
 from cp_ray.core.types import FirstToken, Routed, Settled, Step
-from cp_ray.errors import CpRayError, EngineError
+from cp_ray.errors import EngineError
 from cp_ray.router.assembly import Prepared
 from cp_ray.router.ports import Dispatcher, Planner
 from cp_ray.router.watch import Watch
@@ -124,7 +124,7 @@ class Call:
         try:
             async for delivery in self._deliveries:
                 yield delivery
-        except CpRayError as error:
+        except Exception as error:  # only a cancelled one was left by its client
             self._broken = True
             self._watch.broke(error)
             raise

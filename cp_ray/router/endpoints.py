@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import anyio
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -123,7 +124,7 @@ async def _answer(request: Request, work: Callable[[], Awaitable[Response]]) -> 
     """Run one request; every error leaves in OpenAI's shape and says nothing of our insides."""
     try:
         response = await work()
-    except _ClientGone:
+    except (_ClientGone, ClientDisconnect):
         return Response(status_code=499)
     except CpRayError as error:
         return _failed(error, request)

@@ -36,6 +36,7 @@ IDENTIFYING_FIELDS = frozenset(
 """A result has at least one of these, or a score."""
 _SCORES = frozenset(("score", "_score", "distance"))
 _WRAPPERS = frozenset(["_source", "document", "payload", "node"])
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 LEAST_CHARS = 80
 """A shorter text is not worth a heading and a label."""
 
@@ -165,7 +166,7 @@ def _result(item: _Node) -> Iterator[Found]:
     if len(texts) != 1 or not (IDENTIFYING_FIELDS | _SCORES) & (fields.keys() | holder.keys()):
         return
     (node,) = texts
-    if isinstance(node.value, str) and _worth(node.value) and "\0" not in node.value:
+    if isinstance(node.value, str) and _worth(node.value) and not _NO_TEXT.search(node.value):
         yield Found(node.start, node.end, node.value, quoted=True)
 
 

@@ -14,6 +14,9 @@ from cp_ray.errors import InvalidRequest
 from cp_ray.router.api import HARMLESS, REFUSED, ChatRequest, Document, Generation, Score
 
 R = TypeVar("R", bound=Generation)
+MOST_NESTED = 200
+"""Levels of a body. Python's own limit counts from wherever it stands: what one place still reads
+another could not write."""
 
 
 def too_large(limit: int) -> InvalidRequest:
@@ -26,14 +29,15 @@ def too_large(limit: int) -> InvalidRequest:
     )
 
 
-def read_json(body: bytes) -> dict[str, Any]:
+def read_json(body: bytes | str) -> dict[str, Any]:
     """Decode a JSON object whose every string can be encoded; raises InvalidRequest."""
     try:
         value = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deep" if isinstance(error, RecursionError) else str(error)
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:
         raise InvalidRequest(
-            f"the body is no JSON ({reason}): send a JSON object in UTF-8", code="invalid_json"
+            f"the body is no JSON ({error}): send a JSON object in UTF-8", code="invalid_json"
         ) from None
     if not isinstance(value, dict):
         raise InvalidRequest("the body is no JSON object: send {...}", code="invalid_json")
@@ -173,17 +177,27 @@ def _readable(error: ValidationError) -> InvalidRequest:
     return InvalidRequest(f"{path}: {text}", param=path)
 
 
+def _too_deep() -> InvalidRequest:
+    return InvalidRequest(
+        f"the body is no JSON that can be read: it is nested too deep, send at most {MOST_NESTED} "
+        "levels",
+        code="invalid_json",
+    )
+
+
 def _strings(value: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every string of a JSON value with its path, keys included; depth is json's own limit."""
-    stack: list[tuple[str, Any]] = [("", value)]
+    """Every string of a JSON value with its path, keys included; raises InvalidRequest."""
+    stack: list[tuple[str, Any, int]] = [("", value, 1)]
     while stack:
-        path, item = stack.pop()
+        path, item, depth = stack.pop()
+        if depth > MOST_NESTED + 1:
+            raise _too_deep()
         prefix = f"{path}." if path else ""
         if isinstance(item, str):
             yield path, item
         elif isinstance(item, dict):
             for key, child in item.items():
                 yield path or "body", key
-                stack.append((f"{prefix}{key}", child))
+                stack.append((f"{prefix}{key}", child, depth + 1))
         elif isinstance(item, list):
-            stack.extend((f"{prefix}{index}", child) for index, child in enumerate(item))
+            stack.extend((f"{prefix}{i}", child, depth + 1) for i, child in enumerate(item))

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import msgspec
 
-from cp_ray.core.annotation import heading_label, names_in, order_renamed
+from cp_ray.core.annotation import heading_label, names_in, order_renamed, ranked_labels
 from cp_ray.core.chunk_dedup import ChunkDedup, Source, make_source
 from cp_ray.core.dedup import deduplicate
 from cp_ray.core.prompt import (
@@ -143,33 +143,45 @@ def place(
 
 
 def ending_of(begun: Turn, blocks: Sequence[Block]) -> tuple[str, ...]:
-    """What stood behind the turn's blocks, its ranking clear among the new ones, too."""
+    """What stood behind the turn's blocks, its ranking clear among the new ones, too.
+
+    There is no ranking any more where a new block has the label of one that it ranks.
+    """
     ending = begun.pieces[len(begun.context) :]
     if len(ending) < 2:
         return ending
     ranked = [block.label for block in blocks if block.id in begun.context and block.label]
     now = [block.label for block in blocks if block.label]
+    if ranked_labels(ending[0], ranked) is None:
+        return ending
+    if not unclear((block.label, block.text) for block in blocks).isdisjoint(ranked):
+        return ending[1:]
     return (order_renamed(ending[0], ranked, now), *ending[1:])
 
 
 class Standing:
-    """What earlier turns hold, asked of documents that stand in messages."""
+    """What earlier turns hold, asked of documents that stand in messages.
 
-    def __init__(self, tenant: Tenant, earlier: Sequence[Turn]) -> None:
-        stands = carried(earlier)
+    begun: as in `place`; its blocks stand below earlier messages, but take labels from all.
+    """
+
+    def __init__(self, tenant: Tenant, earlier: Sequence[Turn], begun: Turn | None = None) -> None:
+        turns = (*earlier, *([begun] if begun else []))
+        stands = carried(turns)
         self._tenant = tenant
-        self._seen = {block for turn in earlier for block in turn.seen}
+        self._earlier = {block for turn in earlier for block in turn.seen}
+        self._stands = {block for turn in turns for block in turn.seen}
         self._labels = {label for label, _ in stands}
         self._unclear = unclear(stands)
 
     def holds(self, document: Document) -> bool:
         """Whether a later turn may refer to its block."""
-        return self._block(document).id in self._seen
+        return self._block(document).id in self._earlier
 
     def can_be_named(self, document: Document) -> bool:
         """Whether no other block has its label."""
         block = self._block(document)
-        return block.label not in (self._unclear if block.id in self._seen else self._labels)
+        return block.label not in (self._unclear if block.id in self._stands else self._labels)
 
     def _block(self, document: Document) -> Block:
         region = self._tenant.region(public=document.public)

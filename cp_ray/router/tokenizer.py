@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from cp_ray.errors import ConfigError, InvalidRequest
+from cp_ray.router.limits import read_json
 
 CACHED_TOKENS = 8_000_000
 """Tokens of pieces kept where nothing else is set, 4 bytes each."""
@@ -138,6 +139,18 @@ class PromptTokenizer(ABC):
             raise InvalidRequest(
                 f"{param}: holds {found!r}, a special token of this model: remove it", param=param
             )
+
+
+def with_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """Templates read a call's arguments as an object; OpenAI sends them as a JSON string."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = read_json(function["arguments"])
+    except InvalidRequest:  # no object, or none that could be shown
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 class HuggingFaceTokenizer(PromptTokenizer):

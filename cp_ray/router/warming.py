@@ -48,7 +48,12 @@ class Warmer:
     async def run(self) -> None:
         """Warm for ever, one prompt a replica at a time."""
         while True:
-            if not await self.once():
+            try:
+                sent = await self.once()
+            except Exception:  # noqa: BLE001 - whatever it was, the next replica may be warmed
+                _log.warning("Pre-warming failed, and goes on.", exc_info=True)
+                sent = 0
+            if not sent:
                 await asyncio.sleep(PERIOD_S)
 
     async def once(self) -> int:

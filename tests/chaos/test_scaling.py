@@ -78,13 +78,15 @@ def begun() -> int:
 
 
 class Scaled:
-    """4 -> 8 -> 2 under load, and what was seen of it. Times on the load's clock.
+    """Under load: 4 -> 8, until all are there, -> 4; then -> 8 -> 2 within 10 s, and what was seen.
 
-    Whether new replicas are up before it goes down to 2 is a question of the machine.
+    Eight may or may not have started within ten seconds: a busy machine takes longer. asked_s: of
+    the last two, on the load's clock.
     """
 
     def __init__(self) -> None:
         self.first: set[str] = set()
+        self.grown: set[str] = set()
         self.most: set[str] = set()
         self.begun = 0
         self.last: set[str] = set()
@@ -94,20 +96,27 @@ class Scaled:
     async def run(self, load: Load) -> None:
         self.first = await asyncio.to_thread(live)
         await asyncio.sleep(3)
+        self.grown = await self._until(8)
+        await asyncio.sleep(3)
+        await self._until(4)
         await self._scale(load, 8)
         while load.clock() - self.asked_s[0] < WITHIN_S - 1:
             self.most |= await asyncio.to_thread(live)
             self.begun = max(self.begun, await asyncio.to_thread(begun))
             await asyncio.sleep(0.2)
         await self._scale(load, 2)
-        await asyncio.to_thread(until, lambda: len(live()) == 2, 120)
-        self.last = await asyncio.to_thread(live)
+        self.last = await self._until(2)
         self.settled_s = load.clock()
         await asyncio.sleep(5)
 
     async def _scale(self, load: Load, replicas: int) -> None:
         await asyncio.to_thread(scale, replicas)
         self.asked_s.append(load.clock())
+
+    async def _until(self, replicas: int) -> set[str]:
+        await asyncio.to_thread(scale, replicas)
+        await asyncio.to_thread(until, lambda: len(live()) == replicas, 120)
+        return await asyncio.to_thread(live)
 
 
 @pytest.mark.timeout(400)
@@ -135,11 +144,11 @@ def test_22_scaling_4_8_2_in_10_s_under_load_fails_no_request(serve_url: str) ->
     used = {sending.replica for sending in load.log}
     print(
         f"{len(load.log)} requests; {scaled.begun} replicas begun, {len(scaled.most)} up within "
-        f"{WITHIN_S:.0f} s, "
-        f"{len(used)} used; 2 after {scaled.settled_s - scaled.asked_s[1]:.1f} s"
+        f"{WITHIN_S:.0f} s, {len(used)} used; 2 after {scaled.settled_s - scaled.asked_s[1]:.1f} s"
     )
     assert scaled.begun == 8
-    assert scaled.first <= scaled.most, "those that were there stay: growing replaces nobody"
+    assert scaled.first < scaled.grown, "those that were there stay: growing replaces nobody"
+    assert used - scaled.first, "those that were added were used"
     assert index_before == index_after, "the index runs on, and knows what it knew"
     for kind in (f"{NAME} Router", "proxy"):
         assert before[kind] == after[kind], f"the {kind} runs on"

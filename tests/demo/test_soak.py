@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
+from collections.abc import Awaitable, Callable
 
+import httpx
+import pytest
+
+from cp_ray.demo import soak_load
 from cp_ray.demo.growth import Sample, growth
 from cp_ray.demo.soak import Soak
+from cp_ray.demo.soak_load import Clients
 
 
 def samples(mb_per_minute: float, noise: float, files: int = 0) -> list[Sample]:
@@ -20,7 +28,7 @@ def samples(mb_per_minute: float, noise: float, files: int = 0) -> list[Sample]:
 
 
 def soak(made: list[Sample], **more: int) -> Soak:
-    left = {"errors": 0, "redis_keys": 6, "reserved": 0, "late": 0} | more
+    left = {"errors": 0, "redis_keys": 6, "reserved": 0, "late": 0, "beside": 0} | more
     return Soak(
         warm_minutes=2,
         minutes=10,
@@ -28,6 +36,7 @@ def soak(made: list[Sample], **more: int) -> Soak:
         requests_per_s=2,
         errors=left["errors"],
         late=left["late"],
+        control_faults=left["beside"],
         ttft_p50_ms=1,
         ttft_p99_ms=2,
         growth=growth(made, 1000),
@@ -91,6 +100,50 @@ def test_a_load_that_the_machine_could_not_keep_up_is_a_fault_of_its_own() -> No
     (fault,) = soak(samples(3.0, noise=1.0), late=11).faults
     assert fault.startswith("11 requests were not sent")
     assert "grows by" in soak(samples(3.0, noise=1.0), late=10).faults[0]
+
+
+def ask_once(beside: Callable[[], Awaitable[None]], answer: str) -> Clients:
+    """One request of the load, answered with these lines."""
+
+    async def ask() -> Clients:
+        served = httpx.MockTransport(lambda _: httpx.Response(200, text=answer))
+        async with httpx.AsyncClient(transport=served) as http:
+            clients = Clients("http://served", http, 0, beside)
+            await clients.ask()
+            return clients
+
+    return asyncio.run(ask())
+
+
+ANSWER = "data: " + json.dumps({"choices": [{"delta": {"content": "a"}}]}) + "\n\n"
+
+
+def test_a_control_that_fails_is_counted_and_ends_no_load() -> None:
+    async def fails() -> None:
+        raise RuntimeError("the bare replica died")
+
+    clients = ask_once(fails, ANSWER)
+    assert (clients.errors, clients.faults_beside, clients.open) == (0, 1, 0)
+    assert len(clients.ttft_s) == 1
+
+
+def test_a_control_that_hangs_is_counted_and_holds_up_no_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(soak_load, "BESIDE_S", 0.05)
+    clients = ask_once(lambda: asyncio.sleep(60), ANSWER)
+    assert (clients.errors, clients.faults_beside, clients.open) == (0, 1, 0)
+
+
+def test_an_answer_cut_within_an_event_is_counted_and_ends_no_load() -> None:
+    clients = ask_once(lambda: asyncio.sleep(0), ANSWER[:20])
+    assert (clients.errors, clients.faults_beside, clients.open) == (1, 0, 0)
+
+
+def test_a_control_that_was_asked_less_is_a_fault() -> None:
+    flat = samples(0.0, noise=1.0)
+    assert soak(flat, beside=10).faults == []
+    assert "of the control failed" in soak(flat, beside=11).faults[0]
 
 
 def test_what_bare_replicas_of_serve_grow_by_is_taken_off_the_engines_growth() -> None:

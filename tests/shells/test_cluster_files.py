@@ -8,9 +8,11 @@ from typing import Any, get_args
 
 import pytest
 import yaml
+from ray.serve._private.constants import PROXY_HEALTH_CHECK_PERIOD_S
 
 from cp_ray.cli import main
 from cp_ray.cluster_files import check_compose, check_file, check_ray_service
+from cp_ray.compiling import STAMP
 from cp_ray.config import AppConfig
 from cp_ray.deployment import engine_resources
 from cp_ray.errors import ConfigError
@@ -27,6 +29,7 @@ GPUS = {
     "sglang-tp1-8": (8, 8, 1),
     "redis-tls": (16, 8, 2),
 }
+HEADS = ("aws", "gcp", "local", "rayservice-16", "rayservice-32", "compose")
 ENGINES = get_args(AppConfig.model_fields["engine"].annotation)
 
 
@@ -188,6 +191,50 @@ def test_a_container_file_follows_the_rules(path: Path) -> None:
     assert "PIP_NO_CACHE_DIR=1" in text
     (command,) = [rest for name, rest in words if name == "CMD" and "yaml" in rest]
     assert (CLUSTER.parent / yaml.safe_load(command)[0]).exists()
+
+
+def test_the_images_are_made_of_what_they_name_and_of_nothing_compiled_here() -> None:
+    lines = (CLUSTER.parent / ".dockerignore").read_text().splitlines()
+    kept = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    named = set()
+    for path in (CLUSTER / "docker").iterdir():
+        for line in path.read_text().splitlines():
+            if line.startswith("COPY "):
+                named |= {source.partition("/")[0] for source in line.split()[1:-1]}
+    assert kept == named
+    assert "*" in lines and "**/*.so" in lines and str(STAMP) in lines
+    assert named >= {"hatch_build.py", "README.md"}, "the build reads them"
+
+
+def test_a_volume_of_the_compose_file_lies_where_the_image_has_a_folder_of_its_user() -> None:
+    """Docker makes any other one root's, and no model could be written there."""
+    (image,) = [path for path in (CLUSTER / "docker").iterdir() if "cuda" in path.name]
+    service = yaml.safe_load((CLUSTER / "compose.yaml").read_text())["services"]["cp-ray"]
+    (place,) = [volume.partition(":")[2] for volume in service["volumes"]]
+    assert f"install -d -o cp -g cp {place}" in image.read_text()
+
+
+PERIOD = "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"
+
+
+def test_every_head_looks_at_the_proxies_as_often_as_the_chaos_tests_do() -> None:
+    hosts = (CLUSTER.parent / "tests/chaos/hosts.py").read_text()
+    (often,) = re.findall(f'"{PERIOD}": "(.*)"', hosts)
+    assert float(often) != PROXY_HEALTH_CHECK_PERIOD_S, "else there is nothing to set"
+    told = {}
+    for path in CLUSTER.glob("**/*.yaml"):
+        document = yaml.safe_load(path.read_text())
+        if "cluster_name" in document:
+            (start,) = [s for s in document["head_start_ray_commands"] if "ray start" in s]
+            told[path.name] = re.findall(f"; (?:.* )?{PERIOD}=(\\S+) .*ray start", start)
+        elif document.get("kind") == "RayService":
+            group = document["spec"]["rayClusterConfig"]["headGroupSpec"]
+            (container,) = group["template"]["spec"]["containers"]
+            told[path.name] = [one["value"] for one in container["env"] if one["name"] == PERIOD]
+        elif "services" in document:
+            told[path.name] = [str(document["services"]["cp-ray"]["environment"][PERIOD])]
+    assert told.keys() == {f"{name}.yaml" for name in HEADS}
+    assert all(found == [often] for found in told.values()), told
 
 
 FILES = sorted(path for path in CLUSTER.rglob("*.yaml") if path.parent.name != "grafana")

@@ -7,8 +7,8 @@ import pytest
 from cp_ray.core import annotation
 from cp_ray.core.annotation import label_of
 from cp_ray.core.prompt import content_of
+from tests.shells.conversation_support import A, B, C, Chat, count
 from tests.shells.http_support import Bench, running
-from tests.shells.test_http_conversation import A, B, C, Chat, count
 
 
 @pytest.fixture

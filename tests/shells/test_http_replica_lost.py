@@ -3,10 +3,12 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+from cp_ray.core.story import Story
 from cp_ray.core.types import ReplicaId, Settled
 from cp_ray.errors import EngineError
 from cp_ray.router.dispatch import REPLICA_LOST
 from cp_ray.router.endpoints import WHOLE_TRIES
+from cp_ray.router.watch import Observer
 from cp_ray.workers.engine import Chunk, EngineRequest
 from tests.shells.http_support import HTTP, Bench, TapeEngine, running
 
@@ -63,3 +65,16 @@ def test_a_stream_that_has_begun_ends_with_the_error() -> None:
     assert "lost while it answered" in text
     assert "[DONE]" not in text
     assert len(router.dispatcher.sent) == 1
+
+
+def test_a_stream_that_breaks_for_whatever_reason_is_a_failure_and_not_the_clients_leave() -> None:
+    stories: list[Story] = []
+    router = bench(deaths=1)
+    engine: Any = router.dispatcher.engines[ReplicaId("r0")]
+    engine.error = RuntimeError("not foreseen")
+    router.service.observer = Observer("app", stories.append)
+    with running(router):
+        answer = HTTP.post(f"{router.url}/v1/chat/completions", json={**BODY, "stream": True})
+    assert "internal_error" in answer.text
+    assert [story.outcome for story in stories] == ["failed"]
+    assert [event.ok for event in router.planner.heard if isinstance(event, Settled)] == [False]

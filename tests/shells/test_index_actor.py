@@ -1,114 +1,55 @@
-"""The index actor and its client on real Ray, Serve and Redis, with real kills."""
+"""The index actor and its client on real Ray, Serve and Redis."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-import ray
-from ray import cloudpickle, serve
+from ray import cloudpickle
 
-from cp_ray.config import AppConfig
 from cp_ray.core.types import (
-    BlockId,
     Dump,
     DumpRequest,
     Eviction,
     EvictionReport,
-    HeadId,
-    PlanRequest,
     ReplicaId,
-    ReplicaInfo,
     RequestId,
     Settled,
     Step,
 )
-from cp_ray.index_actor.actor import obtain_index
 from cp_ray.index_actor.client import IndexClient
-from cp_ray.index_actor.serve_live_set import LiveSet
-from cp_ray.named_actor import NAMESPACE, index_prefix, names_with, redis_name
 from cp_ray.store import wire
 from cp_ray.store.client import START, Store
 from cp_ray.store.embedded_actor import redis_url
+from tests.shells.index_support import (
+    CONFIG,
+    PAGE,
+    application,
+    counter,
+    equals,
+    plan_request,
+    until,
+)
+from tests.shells.index_support import run as run_on
 
 pytestmark = pytest.mark.ray
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
 APP = "indexed"
-CONFIG = AppConfig(engine="simulated", plan_deadline_ms=400)
-PAGE = 16
-
-
-class StandIn:
-    """What the index needs of an engine replica: its facts, and a process to kill."""
-
-    def record_replica_metadata(self) -> dict[str, int]:
-        return {"page_size": PAGE, "capacity_tokens": 100_000}
-
-    async def pid(self) -> tuple[str, int]:
-        return serve.get_replica_context().replica_tag, os.getpid()
 
 
 @pytest.fixture(scope="module")
 def engine(serve_url: str) -> Iterator[Any]:
-    deployment = serve.deployment(StandIn).options(
-        name="Engine",
-        num_replicas=2,
-        health_check_period_s=0.5,
-        ray_actor_options={"num_cpus": 0.1},
-    )
-    yield serve.run(deployment.bind(), name=APP, route_prefix=f"/{APP}")
-    serve.delete(APP)
-
-
-def plan_request(name: str, *blocks: str, head: str = "h") -> PlanRequest:
-    context = tuple(BlockId(block) for block in blocks)
-    return PlanRequest(RequestId(name), HeadId(head), 32, context, (160,) * len(context), 8)
+    with application(APP) as handle:
+        yield handle
 
 
 def run(test: Callable[[IndexClient], Awaitable[None]]) -> None:
-    async def main() -> None:
-        client = IndexClient(APP, CONFIG)
-        try:
-            client.start()
-            await until(lambda: two_live(client))
-            await test(client)
-        finally:
-            await client.close()
-
-    asyncio.run(main())
-
-
-async def until(condition: Callable[[], Awaitable[Any]], seconds: float = 20) -> Any:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if result := await condition():
-            return result
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"not within {seconds} s")
-
-
-async def two_live(client: IndexClient) -> bool:
-    state = await client.state()
-    return state is not None and len(state["replicas"]) == 2 and state["redis_connected"]
-
-
-async def counter(client: IndexClient, name: str) -> int:
-    state = await client.state()
-    return int(state["counters"].get(name, 0)) if state else 0
-
-
-async def index_pid(client: IndexClient) -> int:
-    state = await client.state()
-    assert state is not None
-    return int(state["pid"])
+    run_on(APP, test)
 
 
 def test_a_second_request_follows_the_first_to_its_replica(engine: Any) -> None:
@@ -141,6 +82,40 @@ def test_feedback_goes_with_the_next_plan_and_a_bad_one_does_not_cost_it(engine:
     run(test)
 
 
+class Picky:
+    """An index that cannot take one feedback."""
+
+    def __init__(self, index: Any) -> None:
+        self.index = index
+
+    def hear(self, feedback: Any, now: float) -> None:
+        if feedback.request_id == "bad":
+            raise KeyError("not foreseen")
+        self.index.hear(feedback, now)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.index, name)
+
+
+def test_feedback_that_the_index_cannot_take_costs_none_of_another_request(engine: Any) -> None:
+    def be_picky(actor: Any) -> None:
+        actor._index = Picky(actor._index)
+
+    def be_as_before(actor: Any) -> None:
+        actor._index = actor._index.index
+
+    async def test(client: IndexClient) -> None:
+        await client.plan([plan_request("f1", "x")])
+        reserved = await counter(client, "reserved")
+        await client.actor.__ray_call__.remote(be_picky)
+        told = [Settled(RequestId(name), 0, ok=True) for name in ("bad", "f1")]
+        await client.actor.hear.remote(wire.encode(told))
+        await client.actor.__ray_call__.remote(be_as_before)
+        assert await counter(client, "reserved") == reserved - 1
+
+    run(test)
+
+
 def test_an_eviction_report_reaches_the_index_through_redis(engine: Any) -> None:
     async def test(client: IndexClient) -> None:
         [held] = await client.plan([plan_request("e1", "p", "q", head="own")]) or []
@@ -160,10 +135,6 @@ def test_an_eviction_report_reaches_the_index_through_redis(engine: Any) -> None
         await store.close()
 
     run(test)
-
-
-async def equals(client: IndexClient, name: str, value: int) -> bool:
-    return await counter(client, name) == value
 
 
 def test_a_gap_asks_for_a_dump_and_believes_what_it_lists(engine: Any) -> None:
@@ -197,75 +168,10 @@ def test_a_gap_asks_for_a_dump_and_believes_what_it_lists(engine: Any) -> None:
     run(test)
 
 
-def test_a_killed_index_costs_no_wait_and_answers_again_within_seconds(engine: Any) -> None:
-    async def test(client: IndexClient) -> None:
-        assert await client.plan([plan_request("k1", "a")])
-        os.kill(await index_pid(client), signal.SIGKILL)
-        await until(lambda: is_none(client))
-        began = time.monotonic()
-        assert await client.plan([plan_request("k2", "a")]) is None
-        assert time.monotonic() - began < 0.2
-        await until(lambda: client.plan([plan_request(f"k{time.monotonic_ns()}", "a")]), 15)
-        await until(lambda: two_live(client))
-
-    run(test)
-
-
-def test_an_index_that_has_lost_one_of_its_tasks_begins_anew(engine: Any) -> None:
-    """Else it would be blind for good, and nothing would say so."""
-
-    def lose_one(actor: Any) -> None:
-        def fails(now: float) -> None:
-            raise ValueError("not foreseen")
-
-        actor._hearing.tick = fails
-
-    async def test(client: IndexClient) -> None:
-        before = await index_pid(client)
-        await client.actor.__ray_call__.remote(lose_one)
-
-        async def another() -> bool:
-            state = await client.state()
-            return state is not None and int(state["pid"]) != before
-
-        await until(another, 30)
-        await until(lambda: two_live(client))
-
-    run(test)
-
-
 def test_the_collector_does_not_go_over_what_imports_made(engine: Any) -> None:
     async def test(client: IndexClient) -> None:
         frozen = await client.actor.__ray_call__.remote(lambda _: gc.get_freeze_count())
         assert frozen > 50_000, "each full pass would take a tenth of a second"
-
-    run(test)
-
-
-async def is_none(client: IndexClient) -> bool:
-    return await client.plan([plan_request(f"n{time.monotonic_ns()}", "a")]) is None
-
-
-def test_a_hung_index_costs_the_deadline_once_and_its_late_plan_is_taken_back(engine: Any) -> None:
-    async def test(client: IndexClient) -> None:
-        reserved = await counter(client, "reserved")
-        pid = await index_pid(client)
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            began = time.monotonic()
-            assert await client.plan([plan_request("h1", "a")]) is None
-            first = time.monotonic() - began
-            began = time.monotonic()
-            assert await client.plan([plan_request("h2", "a")]) is None
-            second = time.monotonic() - began
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        assert first >= 0.35
-        assert second < 0.2
-        await until(lambda: client.plan([plan_request(f"h{time.monotonic_ns()}", "a")]))
-        planned = 1
-        await until(lambda: equals(client, "reserved", reserved + planned))
-        assert client.counters()["late"] == 1
 
     run(test)
 
@@ -282,39 +188,6 @@ def test_a_deadline_is_on_the_clock_that_the_index_told(engine: Any) -> None:
     run(test)
 
 
-def test_a_killed_replica_leaves_the_live_set_within_seconds(engine: Any) -> None:
-    async def test(client: IndexClient) -> None:
-        uid, pid = (await engine.broadcast("pid").results_async())[0]
-        os.kill(pid, signal.SIGKILL)
-
-        async def left() -> bool:
-            state = await client.state()
-            return state is not None and uid not in state["replicas"]
-
-        await until(left, 10)
-        await until(lambda: two_live(client), 20)
-
-    run(test)
-
-
-def test_without_the_long_poll_the_live_set_is_polled(engine: Any) -> None:
-    async def main() -> None:
-        seen: list[list[ReplicaInfo]] = []
-        live_set = LiveSet(APP, "Engine", seen.append)
-        live_set.source = "poll"
-        follower = asyncio.create_task(live_set.run())
-        pids = dict(await engine.broadcast("pid").results_async())
-
-        async def all_seen() -> bool:
-            return bool(seen) and {info.replica for info in seen[-1]} == set(pids)
-
-        await until(all_seen)
-        assert {(info.page_size, info.capacity_tokens) for info in seen[-1]} == {(PAGE, 100_000)}
-        follower.cancel()
-
-    asyncio.run(main())
-
-
 def test_feedback_is_bounded_and_never_raises_without_an_index() -> None:
     async def main() -> None:
         client = IndexClient("no such application", CONFIG)
@@ -323,40 +196,3 @@ def test_feedback_is_bounded_and_never_raises_without_an_index() -> None:
         assert client.counters()["feedback_dropped"] == 70_000 - 65_536
 
     asyncio.run(main())
-
-
-def test_redis_is_started_again_on_its_address_when_it_dies(engine: Any) -> None:
-    async def test(client: IndexClient) -> None:
-        url = await redis_url(CONFIG, APP)
-        actor = ray.get_actor(redis_name(APP), namespace=NAMESPACE)
-        pid = await actor.pid.remote()
-        os.kill(pid, signal.SIGKILL)
-
-        async def new_pid() -> bool:
-            return await actor.pid.remote() not in (None, pid)
-
-        await until(new_pid)
-        assert await redis_url(CONFIG, APP) == url
-        await until(lambda: two_live(client))
-
-    run(test)
-
-
-def test_nothing_is_left_running_when_the_application_is_deleted(engine: Any) -> None:
-    """The last test here: it deletes the application that the others use."""
-
-    async def main() -> int:
-        await asyncio.to_thread(obtain_index, APP, CONFIG)
-        await redis_url(CONFIG, APP)
-        pid = int(await ray.get_actor(redis_name(APP), namespace=NAMESPACE).pid.remote())
-        await asyncio.to_thread(serve.delete, APP)
-
-        async def gone() -> bool:
-            return not names_with(index_prefix(APP)) and not names_with(redis_name(APP))
-
-        await until(gone, 20)
-        return pid
-
-    pid = asyncio.run(main())
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)

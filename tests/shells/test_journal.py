@@ -217,6 +217,41 @@ def test_an_index_is_recovered_and_goes_on_through_a_full_redis(
     run(url, test)
 
 
+def test_keys_are_kept_and_lost_ones_noticed_while_traffic_never_pauses(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else they expire under the busiest applications, and a crash then forgets everything."""
+    monkeypatch.setattr(shell, "FLUSH_S", 0.01)
+    monkeypatch.setattr(shell, "KEEP_S", 0.2)
+
+    async def connect() -> Store:
+        return await Store.connect(url, "app")
+
+    async def test(store: Store, admin: aioredis.Redis) -> None:
+        keeper = IndexJournal(index_of(50), connect, at_once, at_once)
+
+        async def traffic() -> None:
+            while True:
+                keeper.ended(RequestId("q7"))
+                await asyncio.sleep(0.05)
+
+        tasks = [asyncio.create_task(keeper.run()), asyncio.create_task(traffic())]
+        await until(lambda: keeper.counters()["snapshots"] > 0)
+        kept = ("cp:app:incarnation", "cp:app:snapshot:1")
+        for key in kept:
+            assert await admin.expire(key, 60)
+        await asyncio.sleep(0.5)
+        assert min([await admin.ttl(key) for key in kept]) > 60
+        snapshots = keeper.counters()["snapshots"]
+        await admin.flushall()
+        await until(lambda: keeper.counters()["snapshots"] > snapshots)
+        assert (await store.journal()).number == 2
+        for task in tasks:
+            task.cancel()
+
+    run(url, test)
+
+
 def test_a_message_of_another_version_is_left_out(url: str) -> None:
     async def connect() -> Store:
         return await Store.connect(url, "app")

@@ -1,76 +1,21 @@
-"""Store against the real server: faults, time-outs, reports, records."""
+"""Store against the real server: reports, records, and what it does when the server fails."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
-import socket
-import ssl
-import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 import redis
 
 from cp_ray.core.types import Eviction, EvictionReport, ReplicaId, RequestId
-from cp_ray.errors import ConfigError, StoreUnavailable
+from cp_ray.errors import StoreUnavailable
 from cp_ray.store.client import START, Store
 from cp_ray.store.embedded import EmbeddedServer
 from cp_ray.store.wire import decode, encode
-
-TLS_REQUEST = (
-    "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost "
-    "-addext subjectAltName=IP:127.0.0.1"
-)
-Use = Callable[[Store], Awaitable[None]]
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
-    server = EmbeddedServer(tmp_path_factory.mktemp("valkey"))
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def server(shared: EmbeddedServer) -> EmbeddedServer:
-    with redis.Redis.from_url(shared.start()) as client:
-        client.flushall()
-    return shared
-
-
-def _run(url: str, use: Use, app: str = "cp") -> None:
-    async def main() -> None:
-        store = await Store.connect(url, app=app)
-        try:
-            await use(store)
-        finally:
-            await store.close()
-            await store.close()
-
-    asyncio.run(main())
-
-
-async def _messages(*texts: bytes) -> AsyncIterator[bytes]:
-    for text in texts:
-        yield text
-
-
-def _refusal(url: str, app: str = "cp") -> ConfigError:
-    async def nothing(_: Store) -> None:
-        return None
-
-    started = time.monotonic()
-    with pytest.raises(ConfigError) as caught:
-        _run(url, nothing, app)
-    assert time.monotonic() - started < 4
-    return caught.value
+from tests.shells.store_support import run
 
 
 def test_reports_come_back_in_order_and_resume_by_id(server: EmbeddedServer) -> None:
@@ -85,7 +30,7 @@ def test_reports_come_back_in_order_and_resume_by_id(server: EmbeddedServer) -> 
         assert await store.reports_tail() == ids[-1]
         assert await store.read_reports(ids[-1], 0) == []
 
-    _run(server.url, use)
+    run(server.url, use)
 
 
 def test_a_report_crosses_the_stream_whole(server: EmbeddedServer) -> None:
@@ -96,7 +41,7 @@ def test_a_report_crosses_the_stream_whole(server: EmbeddedServer) -> None:
         [(_, payload)] = await store.read_reports(START, 0)
         assert decode(payload, EvictionReport) == report
 
-    _run(server.url, use)
+    run(server.url, use)
 
 
 def test_a_blocked_read_waits_for_the_next_report_and_records_do_not_wait_behind_it(
@@ -112,7 +57,7 @@ def test_a_blocked_read_waits_for_the_next_report_and_records_do_not_wait_behind
         assert [payload for _, payload in await reading] == [b"now"]
         assert time.monotonic() - started < 1
 
-    _run(server.url, use)
+    run(server.url, use)
 
 
 def test_a_blocked_read_ends_empty_when_nothing_comes(server: EmbeddedServer) -> None:
@@ -121,7 +66,7 @@ def test_a_blocked_read_ends_empty_when_nothing_comes(server: EmbeddedServer) ->
         assert await store.read_reports(START, 200) == []
         assert 0.15 < time.monotonic() - started < 1.5
 
-    _run(server.url, use)
+    run(server.url, use)
 
 
 def test_a_blocked_read_can_be_cancelled_and_read_again(server: EmbeddedServer) -> None:
@@ -135,7 +80,7 @@ def test_a_blocked_read_can_be_cancelled_and_read_again(server: EmbeddedServer) 
         await store.append_report(b"after")
         assert [payload for _, payload in await store.read_reports(START, 100)] == [b"after"]
 
-    _run(server.url, use)
+    run(server.url, use)
 
 
 def test_a_stream_that_lies_before_the_reader_is_read_from_its_beginning(
@@ -146,27 +91,7 @@ def test_a_stream_that_lies_before_the_reader_is_read_from_its_beginning(
         [(_, payload)] = await store.read_reports("99999999999999-7", 50)
         assert payload == b"younger server, older clock"
 
-    _run(server.url, use)
-
-
-def test_a_server_that_is_stopped_does_not_keep_us_from_leaving(server: EmbeddedServer) -> None:
-    """Nor does one whose connections cannot be closed in time: closing never raises."""
-
-    async def use(store: Store) -> None:
-        other = await Store.connect(server.url, "t")
-        await other.append_report(b"x")
-
-        async def too_late(*_: object, **__: object) -> None:
-            raise redis.exceptions.TimeoutError("Timed out closing connection after 0.4")
-
-        for client in (other._client, other._reader):
-            real = client.connection_pool.disconnect
-            client.connection_pool.disconnect = too_late  # type: ignore[method-assign]
-            await other.close()
-            client.connection_pool.disconnect = real  # type: ignore[method-assign]
-        await other.close()
-
-    _run(server.url, use)
+    run(server.url, use)
 
 
 def test_the_stream_is_trimmed(server: EmbeddedServer) -> None:
@@ -179,7 +104,7 @@ def test_the_stream_is_trimmed(server: EmbeddedServer) -> None:
         assert 100 <= len(kept) < 500
         assert kept[-1][1] == b"499"
 
-    _run(server.url, use)
+    run(server.url, use)
 
 
 def test_a_record_expires(server: EmbeddedServer) -> None:
@@ -190,7 +115,7 @@ def test_a_record_expires(server: EmbeddedServer) -> None:
         await asyncio.sleep(1.2)
         assert await store.get_record("c") is None
 
-    _run(server.url, use)
+    run(server.url, use)
 
 
 def test_writing_a_record_again_gives_it_its_whole_time(server: EmbeddedServer) -> None:
@@ -200,7 +125,7 @@ def test_writing_a_record_again_gives_it_its_whole_time(server: EmbeddedServer) 
         await asyncio.sleep(1.2)
         assert await store.get_record("c") == b"2"
 
-    _run(server.url, use)
+    run(server.url, use)
 
 
 def test_two_applications_do_not_see_each_other(server: EmbeddedServer) -> None:
@@ -212,8 +137,8 @@ def test_two_applications_do_not_see_each_other(server: EmbeddedServer) -> None:
         assert await store.get_record("c") is None
         assert await store.reports_tail() == START
 
-    _run(server.url, one, "one")
-    _run(server.url, two, "two")
+    run(server.url, one, "one")
+    run(server.url, two, "two")
     with redis.Redis.from_url(server.url) as client:
         keys = {key.decode() for key in client.keys("*")}
     assert keys <= {
@@ -222,10 +147,6 @@ def test_two_applications_do_not_see_each_other(server: EmbeddedServer) -> None:
         "cp:one:probe",
         "cp:two:probe",
     }
-
-
-def test_an_application_name_that_could_reach_other_keys_is_refused(server: EmbeddedServer) -> None:
-    assert "application name" in _refusal(server.url, app="a:b").message
 
 
 def test_a_killed_server_costs_little_and_the_client_reconnects(server: EmbeddedServer) -> None:
@@ -252,7 +173,7 @@ def test_a_killed_server_costs_little_and_the_client_reconnects(server: Embedded
         await store.append_report(b"r")
         assert [payload for _, payload in await store.read_reports(START, 0)] == [b"r"]
 
-    _run(server.url, use)
+    run(server.url, use)
 
 
 def test_a_server_killed_under_a_blocked_read_wakes_it(server: EmbeddedServer) -> None:
@@ -264,7 +185,7 @@ def test_a_server_killed_under_a_blocked_read_wakes_it(server: EmbeddedServer) -
         with pytest.raises(StoreUnavailable):
             await asyncio.wait_for(reading, 3)
 
-    _run(server.url, use)
+    run(server.url, use)
 
 
 def test_a_frozen_server_costs_a_request_about_a_second_at_most(server: EmbeddedServer) -> None:
@@ -286,7 +207,7 @@ def test_a_frozen_server_costs_a_request_about_a_second_at_most(server: Embedded
         assert {type(result) for result in results} == {StoreUnavailable}
         assert await store.get_record("c") is None
 
-    _run(server.url, use)
+    run(server.url, use)
 
 
 def test_a_full_server_is_unavailable_and_says_why(server: EmbeddedServer) -> None:
@@ -299,119 +220,24 @@ def test_a_full_server_is_unavailable_and_says_why(server: EmbeddedServer) -> No
             finally:
                 admin.config_set("maxmemory", "512mb")
 
-    _run(server.url, use)
+    run(server.url, use)
 
 
-def test_a_wrong_or_missing_password_is_refused_without_showing_any(
-    server: EmbeddedServer,
-) -> None:
-    port = urlsplit(server.url).port
-    for url in (f"redis://:secret-guess@127.0.0.1:{port}", f"redis://127.0.0.1:{port}"):
-        error = _refusal(url)
-        assert "refuses the password" in error.message
-        assert "secret-guess" not in error.message
-        assert error.param == "redis_url"
-
-
-def test_an_acl_user_needs_only_the_rights_that_are_named(server: EmbeddedServer) -> None:
-    port = urlsplit(server.url).port
-    rules = ["reset", "on", ">pw", "~cp:cp:*", "+@read", "+@write", "+@connection"]
-    with redis.Redis.from_url(server.url) as admin:
-        admin.execute_command("ACL", "SETUSER", "cp", *rules)
-        admin.execute_command("ACL", "SETUSER", "poor", "reset", "on", ">pw", "~cp:cp:*", "+get")
+def test_a_server_that_is_stopped_does_not_keep_us_from_leaving(server: EmbeddedServer) -> None:
+    """Nor does one whose connections cannot be closed in time: closing never raises."""
 
     async def use(store: Store) -> None:
-        await store.put_record("c", b"1", 60)
-        assert await store.get_record("c") == b"1"
-        await store.append_report(b"r")
-        assert len(await store.read_reports(START, 50)) == 1
-        journal = await store.journal()
-        await journal.append(b"m")
-        await journal.snapshot(_messages(b"M"))
-        assert await journal.keep()
-        assert [message async for message in (await store.journal()).load()] == [b"M"]
+        other = await Store.connect(server.url, "t")
+        await other.append_report(b"x")
 
-    _run(f"redis://cp:pw@127.0.0.1:{port}", use)
-    assert "lacks rights" in _refusal(f"redis://poor:pw@127.0.0.1:{port}").message
-    assert "lacks rights" in _refusal(f"redis://cp:pw@127.0.0.1:{port}", app="other").message
-    assert "refuses the password" in _refusal(f"redis://cp:no@127.0.0.1:{port}").message
+        async def too_late(*_: object, **__: object) -> None:
+            raise redis.exceptions.TimeoutError("Timed out closing connection after 0.4")
 
+        for client in (other._client, other._reader):
+            real = client.connection_pool.disconnect
+            client.connection_pool.disconnect = too_late  # type: ignore[method-assign]
+            await other.close()
+            client.connection_pool.disconnect = real  # type: ignore[method-assign]
+        await other.close()
 
-def test_an_address_where_nothing_listens_is_refused_with_advice() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    assert "cannot be reached" in _refusal(f"redis://127.0.0.1:{port}").message
-
-
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "is no Redis"), (b"", "no answer")],
-    ids=["another protocol", "silence"],
-)
-def test_what_is_no_redis_is_refused(answer: bytes, words: str) -> None:
-    async def main() -> None:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read(100)
-            writer.write(answer)
-            await reader.read()
-            writer.close()
-
-        listener = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = listener.sockets[0].getsockname()[1]
-        started = time.monotonic()
-        with pytest.raises(ConfigError, match=words):
-            await Store.connect(f"redis://127.0.0.1:{port}")
-        assert time.monotonic() - started < 4
-        listener.close()
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize(
-    "url", ["", "localhost:6379", "http://localhost", "redis://:p@w#d@h:1", "redis://h:port"]
-)
-def test_what_is_no_redis_url_is_refused(url: str) -> None:
-    assert "redis_url" in _refusal(url).message
-
-
-def test_tls_is_checked_and_used(server: EmbeddedServer, tmp_path: Path) -> None:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl, to make a certificate, is not installed")
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subprocess.run(
-        [openssl, *TLS_REQUEST.split(), "-keyout", str(key), "-out", str(certificate)],
-        check=True,
-        capture_output=True,
-    )
-    inner = urlsplit(server.url)
-
-    async def main() -> None:
-        async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            theirs, ours = await asyncio.open_connection("127.0.0.1", inner.port)
-
-            async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-                while data := await source.read(65536):
-                    sink.write(data)
-                    await sink.drain()
-                sink.close()
-
-            await asyncio.gather(pump(reader, ours), pump(theirs, writer), return_exceptions=True)
-
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(certificate, key)
-        listener = await asyncio.start_server(relay, "127.0.0.1", 0, ssl=context)
-        port = listener.sockets[0].getsockname()[1]
-        url = f"rediss://:{inner.password}@127.0.0.1:{port}"
-        store = await Store.connect(f"{url}?ssl_ca_certs={certificate}")
-        await store.put_record("c", b"tls", 60)
-        assert await store.get_record("c") == b"tls"
-        await store.close()
-        with pytest.raises(ConfigError, match="certificate"):
-            await Store.connect(url)
-        with pytest.raises(ConfigError):
-            await Store.connect(f"redis://127.0.0.1:{port}")
-        listener.close()
-
-    asyncio.run(main())
+    run(server.url, use)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from cp_ray.core import annotation
+from cp_ray.core.prompt import content_of
 from cp_ray.core.types import RequestId
 from cp_ray.router.api import ChatRequest
 from cp_ray.router.assembly import Assembler, Finished, Limits
 from cp_ray.router.auth import Tenant
 from cp_ray.router.conversation import Turn
 from cp_ray.router.tokenizer import WordTokenizer
-from tests.references import assert_resolves
+from tests.references import HEADING, assert_resolves
 
 ASSEMBLER = Assembler(WordTokenizer(), "m", Limits(lift=True))
 
@@ -83,6 +85,55 @@ def test_a_question_that_reads_like_a_ranking_is_left_alone() -> None:
     assert annotation.order_renamed(question, labels, [*labels, "oak mint"]).startswith(
         "Read by priority: [Docs stone > river]"
     )
+
+
+def colliding(monkeypatch: pytest.MonkeyPatch) -> tuple[int, int, int]:
+    """Numbers of three documents; the last one has the first one's label."""
+    monkeypatch.setattr(annotation, "WORDS", ("oak", "river", "lamp"))
+    labels = [annotation.label_of(content_of(None, text(number))) for number in range(200)]
+    first = labels[0]
+    second = next(n for n, label in enumerate(labels) if label != first)
+    return 0, second, labels.index(first, 1)
+
+
+def texts_of_a_label(prompt: str) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for block in re.split(r"(?m)^(?=\[Doc )", prompt):
+        if (heading := HEADING.match(block)) is not None:
+            found.setdefault(heading[1], set()).add(block)
+    return found
+
+
+def test_a_tools_text_with_the_label_of_a_block_sent_with_this_turn_stays_where_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though the client sends that block no more: it stands, and the name would be either's."""
+    first, second, same = colliding(monkeypatch)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "q?"}]
+    _, turn = sent("1", messages, [first, second], ())
+    after, again = sent("2", [*messages, *called(1, [same])], [], (turn,))
+    assert text(same) not in "".join(after.user)
+    assert all(len(texts) == 1 for texts in texts_of_a_label("".join(after.user)).values())
+    # The same block that stands is named all the same.
+    after, _ = sent("3", [*messages, *called(1, [first])], [], (again,))
+    assert "".join(after.user).count(text(first)) == 1
+
+
+def test_a_ranking_goes_when_a_new_block_has_the_label_of_one_that_it_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second, same = colliding(monkeypatch)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "q?"}]
+    before, turn = sent("1", messages, [first, second], (), turned=True)
+    assert before.annotation
+    messages += called(1, [500])
+    after, turn = sent("2", messages, [first, second, same], (turn,))
+    assert after.user[:2] == before.user[:2], "what stood stands"
+    assert text(same) in "".join(after.user)
+    assert not any(piece.startswith("Read by") for piece in after.user)
+    assert after.user[-1] == "q?"
+    last, _ = sent("3", messages, [first, second, same], (turn,))
+    assert last.user == after.user
 
 
 def test_each_result_of_a_tool_adds_no_reference_to_what_the_turn_refers_to_anyway() -> None:

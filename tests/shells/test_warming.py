@@ -23,7 +23,7 @@ from cp_ray.core.types import (
     Step,
 )
 from cp_ray.core.warming import Offer, Warming
-from cp_ray.errors import EngineUnavailable
+from cp_ray.errors import EngineUnavailable, WireError
 from cp_ray.router import warming as router_warming
 from cp_ray.router.warming import Warmer
 from cp_ray.workers.engine import Delivery, EngineRequest, Sampling
@@ -162,6 +162,32 @@ def test_a_failure_costs_the_warmth_only() -> None:
         assert await mine.once() == 0
         assert fleet.heard == [Settled(RequestId("w0"), 0, ok=False)]
         assert len(fleet.index.load.ledger) == 0
+
+    asyncio.run(run())
+
+
+def test_what_nobody_foresaw_ends_no_pre_warming_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router_warming, "PERIOD_S", 0.01)
+
+    async def run() -> None:
+        fleet = Fleet()
+        await fleet.engine.start(fleet)
+        mine = warmer(fleet)
+        mine.sent(request("q2"))
+        fleet.grow()
+        offers, faults = fleet.warm_offers, [RuntimeError("not foreseen"), WireError("garbled")]
+
+        async def failing() -> list[Offer]:
+            if faults:
+                raise faults.pop()
+            return await offers()
+
+        monkeypatch.setattr(fleet, "warm_offers", failing)
+        task = asyncio.create_task(mine.run())
+        async with asyncio.timeout(3):
+            while not fleet.engine.held():  # noqa: ASYNC110 - the task makes it true
+                await asyncio.sleep(0.01)
+        task.cancel()
 
     asyncio.run(run())
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cp_ray.core.estimated_ttft import PrefillTimes
 from cp_ray.core.load import IDLE, LoadLedger, Work
-from cp_ray.core.placement import ANSWER_STEPS, Congestion, Option
+from cp_ray.core.placement import ANSWER_STEPS, FOLLOWERS, Congestion, Option
 from cp_ray.core.room import Room
 from cp_ray.core.types import ReplicaId, ReplicaInfo, RequestId
 
@@ -54,6 +54,11 @@ class FleetLoad:
         answer_s = ANSWER_STEPS * self.times.per_answer_s
         return [answer_s * self.ledger.answering(info.replica) for info in infos]
 
+    def crowd(self, infos: Sequence[ReplicaInfo]) -> list[float]:
+        """What those who will come behind add to the price of a second of prefill there."""
+        queues = self.ledger.queues
+        return [FOLLOWERS * len(queues.get(info.replica, IDLE).waiting) for info in infos]
+
     def wait_s(self, info: ReplicaInfo, new: int, now: float) -> float:
         """Until the replica has prefilled what is planned there, and has room for this prompt."""
         pinned = self.ledger.pinned_tokens(info.replica)
@@ -79,8 +84,18 @@ class FleetLoad:
             own_s = times.beside(replica, alone_s, queue.answering)
             assigned = self._assigned.get(replica, 0)
             beside_s = answer_s * queue.answering
-            offer = Option(replica, wait_s, own_s, queue.running, assigned, beside_s=beside_s)
-            offers.append(offer)
+            waiting = len(queue.waiting)
+            offers.append(
+                Option(
+                    replica,
+                    wait_s,
+                    own_s,
+                    queue.running,
+                    assigned,
+                    beside_s=beside_s,
+                    waiting=waiting,
+                )
+            )
         return offers
 
     def reserve(

@@ -82,6 +82,7 @@ class ContextIndex:
         self.reuse = Reuse(
             self.memory,
             self.replicas,
+            self.load.ledger.queues,
             offline=self.offline,
             search=search,
             alpha=alpha,
@@ -138,8 +139,8 @@ class ContextIndex:
             return there_s(r, cached, max(prompts[i].total - cached, 1))
 
         waits = [self.load.wait_s(info, 0, now) for info in live]
-        beside = self.load.beside_s(live)
-        for place in lay_out(prompts, waits, own_s, self.load.congestion.price, beside):
+        beside, crowd = self.load.beside_s(live), self.load.crowd(live)
+        for place in lay_out(prompts, waits, own_s, self.load.congestion.price, beside, crowd):
             followers = tuple(window[j].context for j in place.followers)
             yield _Laid(window[place.request], live[place.replica].replica, followers)
 

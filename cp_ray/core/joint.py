@@ -67,6 +67,7 @@ def lay_out(
     own_s: OwnSeconds,
     price: Callable[[float], float],
     beside: Sequence[float] | None = None,
+    *,
     crowd: Sequence[float] | None = None,
 ) -> list[Place]:
     """The window in order of sending.

@@ -21,12 +21,11 @@ UTILISATION_CEILING = 0.95
 PRICE_FLOOR = 1.1
 """Work has a price on an idle fleet, too: a second copy of a prefix pushes something else out."""
 PRICE_CEILING = 10.0
-"""No request waits longer than its own prefill times this and its followers' share, and what answers
-count for, beyond the shortest queue."""
+"""No request waits longer than its own prefill times this and its followers, and what answers count
+for, beyond the shortest queue."""
 FOLLOWERS = 0.1
-"""Of as many requests as wait on a replica, those that will come behind ours, wait for its prefill
-and could not have gone elsewhere. Without them long prompts stand before short ones everywhere; twice
-as many, and the longest wait too long (benchmarks/LOG.md)."""
+"""Of those that wait on a replica, the share that tells how many will come behind ours, wait for
+its prefill, and could not as well have gone elsewhere (docs/decisions/0029)."""
 NEAR = 0.05
 """Estimates are no better than that; wider, holders lose their requests (benchmarks/LOG.md)."""
 USUAL = 0.01
@@ -68,7 +67,7 @@ class Option:
         self.waiting = waiting
 
     def cost_s(self, price: float) -> float:
-        """Seconds of everybody's wait. price: of a second of prefill, whoever has to wait for it."""
+        """Seconds of everybody's wait. price: of a second of prefill, wherever it is done."""
         own = self.own_s * (price + FOLLOWERS * self.waiting)
         return self.wait_s + own + self.beside_s
 

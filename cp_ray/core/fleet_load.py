@@ -5,12 +5,11 @@ The load ledger and all that is learnt from it, changed together.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 from cp_ray.core.estimated_ttft import PrefillTimes
 from cp_ray.core.load import IDLE, LoadLedger, Work
-from cp_ray.core.placement import ANSWER_STEPS, Congestion, Option
+from cp_ray.core.placement import ANSWER_STEPS, FOLLOWERS, Congestion, Option
 from cp_ray.core.room import Room
 from cp_ray.core.types import ReplicaId, ReplicaInfo, RequestId
 
@@ -54,11 +53,16 @@ class FleetLoad:
         answer_s = ANSWER_STEPS * self.times.per_answer_s
         return [answer_s * self.ledger.answering(info.replica) for info in infos]
 
+    def crowd(self, infos: Sequence[ReplicaInfo]) -> list[float]:
+        """What those who will come behind add to the price of a second of prefill there."""
+        queues = self.ledger.queues
+        return [FOLLOWERS * len(queues.get(info.replica, IDLE).waiting) for info in infos]
+
     def wait_s(self, info: ReplicaInfo, new: int, now: float) -> float:
         """Until the replica has prefilled what is planned there, and has room for this prompt."""
         pinned = self.ledger.pinned_tokens(info.replica)
         room_s = self.room.wait_s(pinned, new, info.capacity_tokens)
-        return _together(self.ledger.wait_s(info.replica, now), room_s)
+        return self.ledger.wait_s(info.replica, now) + room_s
 
     def options(
         self, infos: list[ReplicaInfo], held: list[int], total: int, now: float
@@ -75,12 +79,22 @@ class FleetLoad:
             if cached != last:  # most hold as much as the one before: the head, or nothing
                 last, alone_s = cached, times.curve.seconds(cached, new)
             room_s = room.wait_s(queue.pinned, new, info.capacity_tokens)
-            wait_s = _together(queue.wait_s(now), room_s)
+            wait_s = queue.wait_s(now) + room_s
             own_s = times.beside(replica, alone_s, queue.answering)
             assigned = self._assigned.get(replica, 0)
             beside_s = answer_s * queue.answering
-            offer = Option(replica, wait_s, own_s, queue.running, assigned, beside_s=beside_s)
-            offers.append(offer)
+            waiting = len(queue.waiting)
+            offers.append(
+                Option(
+                    replica,
+                    wait_s,
+                    own_s,
+                    queue.running,
+                    assigned,
+                    beside_s=beside_s,
+                    waiting=waiting,
+                )
+            )
         return offers
 
     def reserve(
@@ -136,9 +150,9 @@ class FleetLoad:
 
     def ended(self, request: RequestId, now: float) -> None:
         """Free all of its load. Unknown requests do nothing."""
-        freed = self.ledger.free(request)
-        if freed is not None and freed.prefilled:
-            self.room.answered(now - freed.since)
+        alone_s = self.ledger.answered(request, now)
+        if alone_s is not None:
+            self.room.answered(alone_s)
 
     def assigned(self, replica: ReplicaId) -> int:
         """Requests ever planned there."""
@@ -162,12 +176,3 @@ class FleetLoad:
         """Raise InvariantError unless the books balance."""
         self.ledger.check()
         self.times.check()
-
-
-def _together(prefill_s: float, room_s: float) -> float:
-    """Seconds until both waits are over: answers end, in part, while others are prefilled.
-
-    Neither their sum (an engine would never do both at once) nor the longer (it always would):
-    benchmarks/LOG.md has all three.
-    """
-    return math.sqrt(prefill_s * prefill_s + room_s * room_s) if room_s else prefill_s

@@ -82,6 +82,7 @@ class ContextIndex:
         self.reuse = Reuse(
             self.memory,
             self.replicas,
+            self.load.ledger.queues,
             offline=self.offline,
             search=search,
             alpha=alpha,
@@ -131,15 +132,15 @@ class ContextIndex:
             yield from (_Laid(request) for request in window)
             return
         prompts = [self.reuse.prompt(self.reuse.wanted(request)) for request in window]
-
         there_s = self.load.own_times(live)
 
         def own_s(i: int, r: int, cached: int) -> float:
             return there_s(r, cached, max(prompts[i].total - cached, 1))
 
-        waits = [self.load.wait_s(info, 0, now) for info in live]
-        beside = self.load.beside_s(live)
-        for place in lay_out(prompts, waits, own_s, self.load.congestion.price, beside):
+        load, price = self.load, self.load.congestion.price
+        waits = [load.wait_s(info, 0, now) for info in live]
+        crowd, beside = load.crowd(live), load.beside_s(live)
+        for place in lay_out(prompts, waits, own_s, price, beside, crowd=crowd):
             followers = tuple(window[j].context for j in place.followers)
             yield _Laid(window[place.request], live[place.replica].replica, followers)
 

@@ -67,16 +67,20 @@ def lay_out(
     own_s: OwnSeconds,
     price: Callable[[float], float],
     beside: Sequence[float] | None = None,
+    *,
+    crowd: Sequence[float] | None = None,
 ) -> list[Place]:
     """The window in order of sending.
 
     waits[r]: seconds there now. price: of a second of prefill, by the shortest wait.
-    beside[r]: added for each request there, for the answers that run there; None = nothing.
+    beside[r]: added for each request there, for the answers that run there; crowd[r]: added to the
+    price there, for those that will come behind the window. None = nothing.
     """
-    added = beside or [0.0] * len(waits)
-    lines = _greedy(prompts, waits, own_s, price, added)
+    nothing = [0.0] * len(waits)
+    there = _There(waits, beside or nothing, crowd or nothing)
+    lines = _greedy(prompts, there, own_s, price)
     if len(prompts) <= MENDED:
-        lines = _mend(lines, _Costs(prompts, waits, own_s, price(min(waits)), added))
+        lines = _mend(lines, _Costs(prompts, there, own_s, price(min(waits))))
     places = []
     for r, line in enumerate(lines):
         for at, i in enumerate(line):
@@ -85,14 +89,19 @@ def lay_out(
     return [place for _, place in sorted(places, key=lambda pair: pair[0])]
 
 
+class _There(msgspec.Struct, frozen=True):
+    """What each replica is before the window. Fields as the arguments of `lay_out`."""
+
+    waits: Sequence[float]
+    beside: Sequence[float]
+    crowd: Sequence[float]
+
+
 def _greedy(
-    prompts: Sequence[Prompt],
-    waits: Sequence[float],
-    own_s: OwnSeconds,
-    price: Callable[[float], float],
-    beside: Sequence[float],
+    prompts: Sequence[Prompt], there: _There, own_s: OwnSeconds, price: Callable[[float], float]
 ) -> list[list[int]]:
     """For each replica the requests it gets, in order."""
+    waits, beside, crowd = there.waits, there.beside, there.crowd
     left = list(range(len(prompts)))
     clock = list(waits)
     lines: list[list[int]] = [[] for _ in waits]
@@ -103,7 +112,7 @@ def _greedy(
         least, i, r = math.inf, left[0], 0
         for candidate in left:
             for at, own_there in enumerate(own[candidate]):
-                cost = clock[at] + own_there * at_price + beside[at]
+                cost = clock[at] + own_there * (at_price + crowd[at]) + beside[at]
                 if cost < least:
                     least, i, r = cost, candidate, at
         left.remove(i)
@@ -121,14 +130,14 @@ class _Costs(msgspec.Struct, frozen=True):
     """What a line of requests costs on a replica. Fields as the arguments of `lay_out`."""
 
     prompts: Sequence[Prompt]
-    waits: Sequence[float]
+    there: _There
     own_s: OwnSeconds
     price: float
-    beside: Sequence[float]
 
     def of(self, line: Sequence[int], r: int) -> float:
         """Sum of the times to first token, the price of the prefill, and what is added."""
-        clock, total = self.waits[r], len(line) * self.beside[r]
+        clock, total = self.there.waits[r], len(line) * self.there.beside[r]
+        beyond = self.price - 1.0 + self.there.crowd[r]
         orders: list[tuple[HeadId, Context]] = []
         for at, i in enumerate(line):
             prompt = self.prompts[i]
@@ -138,7 +147,7 @@ class _Costs(msgspec.Struct, frozen=True):
                     held, prefix = run, _leading(order, prompt.tokens)
             own = self.own_s(i, r, held)
             clock += own
-            total += clock + own * (self.price - 1.0)
+            total += clock + own * beyond
             if at + 1 < len(line):
                 behind = [self.prompts[j] for j in line[at + 1 :]]
                 orders.append((prompt.head, self._order(prompt, prefix, behind)))

@@ -42,12 +42,16 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Reservation(msgspec.Struct, gc=False):
-    """One request's load. since: planned, then first token. prefilled: only the answer is left."""
+    """One request's load. since: planned, then first token. prefilled: only the answer is left.
+
+    prefill_s: what the replica had prefilled by its first token, as `Queue.prefill_s`.
+    """
 
     replica: ReplicaId
     work: Work
     since: float
     prefilled: bool = False
+    prefill_s: float = 0.0
 
 
 @final
@@ -55,7 +59,8 @@ class Queue:
     """What one replica has to do. waiting: without a first token, in order of sending.
 
     began: when the first of them could begin. first_s: how long that one takes. owed_s: seconds
-    that are that one's, though others' first tokens were heard since.
+    that are that one's, though others' first tokens were heard since. prefill_s: seconds of
+    prefill done so far, waits for room left out.
     """
 
     __slots__ = (
@@ -64,6 +69,7 @@ class Queue:
         "new_tokens",
         "owed_s",
         "pinned",
+        "prefill_s",
         "running",
         "seconds",
         "waiting",
@@ -78,6 +84,7 @@ class Queue:
         self.began = 0.0
         self.first_s = 0.0
         self.owed_s = 0.0
+        self.prefill_s = 0.0
 
     def add(self, request: RequestId, work: Work, now: float) -> None:
         """One more in the line."""
@@ -166,10 +173,16 @@ class LoadLedger:
         if held is None:
             return None
         ended = max(now, held.since)
-        self._reservations[request] = Reservation(held.replica, held.work, ended, prefilled=True)
+        queue = self._queues[held.replica]
+        seconds = 0.0
+        if not held.prefilled:
+            seconds = queue.heard(request, held.work, held.since, now)
+            queue.prefill_s += min(seconds, held.work.seconds)
+        self._reservations[request] = Reservation(
+            held.replica, held.work, ended, prefilled=True, prefill_s=queue.prefill_s
+        )
         if held.prefilled:
             return None
-        seconds = self._queues[held.replica].heard(request, held.work, held.since, now)
         return Done(held.replica, held.work, seconds, ended - held.since)
 
     def free(self, request: RequestId) -> Reservation | None:
@@ -178,6 +191,18 @@ class LoadLedger:
         if held is not None:
             self._take(request, held)
         return held
+
+    def answered(self, request: RequestId, now: float) -> float | None:
+        """Free all of the load; seconds since its first token in which nothing was prefilled there.
+
+        None: not known, or without a first token.
+        """
+        held = self._reservations.get(request)
+        if held is None:
+            return None
+        beside_s = self._queues[held.replica].prefill_s - held.prefill_s
+        self.free(request)
+        return max(0.0, now - held.since - beside_s) if held.prefilled else None
 
     def drop_replica(self, replica: ReplicaId) -> None:
         """The replica is gone, and with it all its load."""

@@ -2,7 +2,8 @@
 
 `wait + prefill x price`: prefill delays others the more, the longer the queues are. Unpriced, an
 idle replica looks as good as waiting for the holder, siblings scatter, and the fleet drowns in its
-own recomputation (docs/decisions/0004).
+own recomputation (docs/decisions/0004). And it delays more of them where many wait: long prompts
+keep to themselves (docs/decisions/0029).
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ UTILISATION_CEILING = 0.95
 PRICE_FLOOR = 1.1
 """Work has a price on an idle fleet, too: a second copy of a prefix pushes something else out."""
 PRICE_CEILING = 10.0
-"""No request waits longer than its own prefill times this, and what answers count for, beyond the
-shortest queue."""
+"""No request waits longer than its own prefill times this and its followers, and what answers count
+for, beyond the shortest queue."""
+FOLLOWERS = 0.1
+"""Of those that wait on a replica, the share that tells how many will come behind ours, wait for
+its prefill, and could not as well have gone elsewhere (docs/decisions/0029)."""
 NEAR = 0.05
 """Estimates are no better than that; wider, holders lose their requests (benchmarks/LOG.md)."""
 USUAL = 0.01
@@ -36,11 +40,12 @@ class Option:
     """One replica's offer. wait_s: prefill ahead of us, and for room. own_s: our prefill.
 
     beside_s: what our answer and those that run there take from each other, as far as it counts.
-    running: requests there. assigned: requests ever planned there; breaks ties evenly. A plain
-    class: one is made for each request and replica, and compiled it is made faster than a struct.
+    running: requests there, waiting: those of them without a first token. assigned: requests ever
+    planned there; breaks ties evenly. A plain class: one is made for each request and replica, and
+    compiled it is made faster than a struct.
     """
 
-    __slots__ = ("assigned", "beside_s", "own_s", "replica", "running", "wait_s")
+    __slots__ = ("assigned", "beside_s", "own_s", "replica", "running", "wait_s", "waiting")
 
     def __init__(
         self,
@@ -51,6 +56,7 @@ class Option:
         assigned: int,
         *,
         beside_s: float = 0.0,
+        waiting: int = 0,
     ) -> None:
         self.replica = replica
         self.wait_s = wait_s
@@ -58,6 +64,12 @@ class Option:
         self.running = running
         self.assigned = assigned
         self.beside_s = beside_s
+        self.waiting = waiting
+
+    def cost_s(self, price: float) -> float:
+        """Seconds of everybody's wait. price: of a second of prefill, wherever it is done."""
+        own = self.own_s * (price + FOLLOWERS * self.waiting)
+        return self.wait_s + own + self.beside_s
 
     def before(self, other: Option) -> bool:
         """Whether it wins a tie: fewer running, then fewer ever assigned, then by name."""
@@ -118,13 +130,11 @@ def choose(options: list[Option], price: float) -> Option:
     """
     least = math.inf
     for option in options:
-        cost = option.wait_s + option.own_s * price + option.beside_s
-        least = min(cost, least)
+        least = min(option.cost_s(price), least)
     near = least * (1.0 + NEAR)
     best: Option | None = None
     for option in options:
-        cost = option.wait_s + option.own_s * price + option.beside_s
-        if cost <= near and (best is None or option.before(best)):
+        if option.cost_s(price) <= near and (best is None or option.before(best)):
             best = option
     if best is None:
         raise InvariantError("placement: no replica was offered")

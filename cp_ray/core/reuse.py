@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, final
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from cp_ray.core.interned import interned
 from cp_ray.core.joint import Prompt, shared_first
 from cp_ray.core.limits import Limits, limited_search
+from cp_ray.core.load import IDLE, Queue
 from cp_ray.core.memory import Memory
 from cp_ray.core.offline import OfflineOrders
 from cp_ray.core.ordering import order
@@ -17,6 +18,7 @@ from cp_ray.core.path import best_path
 from cp_ray.core.replicas import ReplicaTable
 from cp_ray.core.rest_order import RestOrder
 from cp_ray.core.search import Candidate, best_per_holder, fixed_search, greedy_search
+from cp_ray.core.tree import ContextTree
 from cp_ray.core.types import BlockId, Context, PlanRequest, ReplicaId
 
 
@@ -31,8 +33,9 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
 
 @final
 class Held:
-    """What one replica has of a request. tokens: leading ones of the prompt, head included.
+    """What one replica will have of a request when its turn comes there.
 
+    match: what it has now. tokens: leading ones of the prompt, head included, that will be left.
     Never changed; a plain class, as `search.Candidate` is.
     """
 
@@ -44,12 +47,13 @@ class Held:
 
 
 class Reuse:
-    """Reads the index's memory; owns only what is learnt about the order of the rest."""
+    """Reads the index's memory and load; owns only what is learnt about the order of the rest."""
 
     def __init__(
         self,
         memory: Memory,
         replicas: ReplicaTable,
+        queues: Mapping[ReplicaId, Queue],
         *,
         offline: OfflineOrders,
         search: Literal["exact", "paper"],
@@ -62,6 +66,7 @@ class Reuse:
         self._alpha = alpha
         self._memory = memory
         self._replicas = replicas
+        self._queues = queues
         self._offline = offline
 
     def wanted(self, request: PlanRequest) -> Wanted:
@@ -71,8 +76,9 @@ class Reuse:
         return Wanted(request, tokens, total, self.candidates(request, tokens))
 
     def held(self, wanted: Wanted) -> dict[ReplicaId, Held]:
-        """What each live replica has of it."""
+        """What each live replica will have of it."""
         replicas, memory, request = self._replicas, self._memory, wanted.request
+        live = replicas.live
         matches = best_per_holder(wanted.candidates, replicas.mask)
         tree = memory.trees.get(request.head)
         of_head = tree.root.holders if tree is not None else 0
@@ -91,6 +97,11 @@ class Reuse:
                 found[replica] = Held(match, min(before.tokens_left, request.head_tokens))
             else:
                 found[replica] = nothing
+            queue = self._queues.get(replica, IDLE)
+            capacity = live[replica].capacity_tokens
+            if queue.new_tokens + (now := found[replica]).tokens > capacity and tree is not None:
+                left = _left(now, queue, tree, head_tokens, capacity)
+                found[replica] = Held(now.match, left)
         return found
 
     def most_held(self, request: PlanRequest) -> int:
@@ -127,7 +138,7 @@ class Reuse:
         if not candidates:
             candidates = limited_search(self._offline.root, ranked, tokens, self._limits)
         path = best_path(candidates, self._replicas.bit(replica), self.rest_order.trust)
-        given_up = held.match.tokens - path.held_tokens if held.match else 0
+        given_up = max(0, held.tokens - request.head_tokens - path.held_tokens)
         if self._search == "paper":
             return order(ranked, path.prefix), given_up
         prefix = path.prefix
@@ -146,3 +157,28 @@ class Reuse:
             return greedy_search(tree.root, request.context, tokens, self._alpha)
         familiar = self.rest_order.popular
         return limited_search(tree.root, request.context, tokens, self._limits, familiar)
+
+
+def _left(held: Held, queue: Queue, tree: ContextTree, head_tokens: int, capacity: int) -> int:
+    """Of what a replica has, the leading tokens that it still has when the line there has gone by.
+
+    The least recently used leaves a cache first, so after its last use there no more is left of a
+    prefix than the new tokens of those who come behind leave room for. Those in the line who begin
+    with a part of it use that part.
+    """
+    shared = {tree.root: head_tokens}
+    match = held.match
+    while match is not None:
+        shared[match.node] = head_tokens + match.tokens
+        match = match.above
+    left, newer = 0, 0
+    for request, work in reversed(queue.waiting.items()):
+        node = tree.node_of.get(request)
+        while node is not None and node not in shared:
+            node = node.parent
+        if node is not None:
+            left = max(left, min(shared[node], capacity - newer))
+        newer += work.new
+        if left >= min(held.tokens, capacity - newer):
+            return min(left, held.tokens)
+    return min(held.tokens, capacity - newer)

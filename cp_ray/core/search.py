@@ -175,7 +175,8 @@ def fixed_search(
                 break
             gained += tokens[block]
             depth += 1
-        found.append(Candidate(child, depth, gained, child.holders))
+        above = found[-1] if found else None
+        found.append(Candidate(child, depth, gained, child.holders, above=above))
         if depth < child.depth:
             return found
         node = child

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from cp_ray.core.index import ContextIndex
+from cp_ray.core.joint import Prompt, lay_out
 from cp_ray.core.types import (
     BlockId,
     FirstToken,
@@ -67,3 +68,21 @@ def test_a_window_is_planned_within_five_percent_of_the_best_on_average() -> Non
     regrets = [regret(seed) for seed in range(CASES)]
     assert all(one > -1e-9 for one in regrets), "nothing beats trying everything"
     assert sum(regrets) / CASES <= 0.05
+
+
+def test_a_window_keeps_away_from_where_many_wait() -> None:
+    """The wait of the second replica is a little longer, but it keeps fewer others waiting."""
+    prompts = [
+        Prompt(
+            HeadId("h"), 0, {BlockId(f"b{n}"): 900}, 900, fixed=False, prefix=((), ()), held=(0, 0)
+        )
+        for n in range(8)
+    ]
+
+    def placed(crowd: list[float] | None, count: int) -> list[int]:
+        window = prompts[:count]
+        places = lay_out(window, [1.0, 1.4], lambda *_: 1.0, lambda _: 1.0, crowd=crowd)
+        return [place.replica for place in places]
+
+    for count in (1, 4, 8):  # mended, and too large for it
+        assert placed([2.0, 0.0], count).count(0) < placed(None, count).count(0), count

@@ -9,6 +9,7 @@ from cp_ray.core.distance import distance
 from cp_ray.core.fleet_load import FleetLoad
 from cp_ray.core.placement import (
     ANSWER_STEPS,
+    FOLLOWERS,
     PRICE_CEILING,
     PRICE_FLOOR,
     Congestion,
@@ -78,6 +79,25 @@ def test_answers_that_run_there_count_a_few_of_their_steps() -> None:
     assert choose(near, 1.0).replica == "a"
     near[0].beside_s = 0.2
     assert choose(near, 1.0).replica == "b"
+
+
+def test_a_long_prompt_keeps_away_from_where_many_wait_and_a_short_one_does_not() -> None:
+    many, few = option("many", 5.0, 10.0), option("few", 9.0, 10.0)
+    many.waiting, few.waiting = 30, 2
+    assert choose([many, few], 1.0).replica == "few"
+    many.own_s = few.own_s = 0.1
+    assert choose([many, few], 1.0).replica == "many"
+
+
+def test_offers_and_windows_know_how_many_wait() -> None:
+    load = FleetLoad()
+    infos = [ReplicaInfo(ReplicaId(name), 16, 100_000) for name in "ab"]
+    for number in range(3):
+        offer = load.options(infos[:1], [0], 1000, 0.0)[0]
+        load.reserve(RequestId(f"r{number}"), offer, 0, 1000, now=0.0, replicas=2)
+    load.first_token(RequestId("r0"), {info.replica: info for info in infos}, 0.1)
+    assert [o.waiting for o in load.options(infos, [0, 0], 1000, 0.2)] == [2, 0]
+    assert load.crowd(infos) == [2 * FOLLOWERS, 0.0]
 
 
 def busy(seconds_of_work: float, replicas: int) -> Congestion:

@@ -8,9 +8,11 @@ import pytest
 
 from cp_ray.core.types import BlockId, RequestId
 from cp_ray.errors import ConfigError
+from cp_ray.replay.fleet.bench import play_row
 from cp_ray.replay.fleet.ceiling import chains_ceiling
 from cp_ray.replay.fleet.cell import Cell, Hardware, Model, play
 from cp_ray.replay.fleet.job import Job
+from cp_ray.replay.fleet.report import table
 from cp_ray.replay.fleet.workload import Workload
 from cp_ray.replay.trace import TraceRequest
 
@@ -69,3 +71,14 @@ def test_requests_with_several_followers_are_refused() -> None:
     jobs = (first, second, Job(other, 1, after=first.request.request_id))
     with pytest.raises(ConfigError, match="several followers"):
         chains_ceiling(Workload("tree", jobs), Hardware(2, 4096, "batching"), 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "answers"), [("batching", "0.4 ms an answer"), ("serial", "at 50 tokens/s")]
+)
+def test_the_table_of_a_closed_loop_says_what_answers_cost(model: Model, answers: str) -> None:
+    work = workload(5, 40, chains=4)
+    cell = Cell(Hardware(2, 4096, model), "cp_ray", "ours", "closed", 2.0, 1)
+    said = table([play_row(work, cell, 2.0, None)]).splitlines()
+    assert all(part in said[0] for part in ("4 chains", answers, "answers of 40 tokens"))
+    assert "no policy passes" in said[4]

@@ -10,6 +10,7 @@ import msgspec
 from cp_ray.errors import ConfigError
 from cp_ray.replay.fleet.ceiling import chains_ceiling
 from cp_ray.replay.fleet.cell import Arrivals, Cell, Hardware, Model, play, step_cost
+from cp_ray.replay.fleet.clock import SerialRates
 from cp_ray.replay.fleet.policies.without import ARMS
 from cp_ray.replay.fleet.registry import RIVALS
 from cp_ray.replay.fleet.saturation import saturation
@@ -48,7 +49,8 @@ class FleetOptions(msgspec.Struct, frozen=True):
 class FleetRow(msgspec.Struct, frozen=True):
     """One cell. Rates in requests a second, times in seconds; the rest as in `cell.Outcome`.
 
-    Of closed loops, most_chains_per_s: what no policy passes, and cost: of a step, as it is said.
+    Of closed loops, most_chains_per_s: what no policy passes, and cost: how many chains there are
+    and what prefill and answers cost, as it is said.
     """
 
     trace: str
@@ -130,7 +132,7 @@ def play_row(workload: Workload, cell: Cell, load: float, saturation_rps: float 
     most, cost = None, ""
     if cell.arrivals == "closed":
         most = chains_ceiling(workload, hardware, round(cell.rate * hardware.replicas))
-        cost = str(step_cost(hardware)) if hardware.model == "batching" else ""
+        cost = _said(workload, hardware)
     out = play(workload, cell)
     return FleetRow(
         workload.name,
@@ -156,3 +158,12 @@ def play_row(workload: Workload, cell: Cell, load: float, saturation_rps: float 
         most,
         cost,
     )
+
+
+def _said(workload: Workload, hardware: Hardware) -> str:
+    """What a closed loop's chains a second depend on, for the table's first line."""
+    jobs = workload.jobs
+    chains = sum(job.after is None for job in jobs)
+    answer = sum(job.output_tokens for job in jobs) / len(jobs)
+    cost = step_cost(hardware) if hardware.model == "batching" else SerialRates()
+    return f"{chains:,} chains; {cost}; answers of {answer:.0f} tokens"

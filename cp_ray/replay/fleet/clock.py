@@ -35,3 +35,10 @@ class SerialRates(msgspec.Struct, frozen=True):
 
     prefill_tokens_per_s: float = 12_000.0
     decode_tokens_per_s: float = 50.0
+
+    def __str__(self) -> str:
+        """As a table says it."""
+        return (
+            f"a prompt at a time at {self.prefill_tokens_per_s:,.0f} tokens/s, "
+            f"answers beside it at {self.decode_tokens_per_s:g} tokens/s"
+        )

@@ -26,19 +26,23 @@ ARGS ?=
 export RAY_AUTH_MODE ?= disabled
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: demo demo-chaos test test-sglang test-vllm029 check chaos fuzz cluster-test docs \
+.PHONY: demo demo-chaos test test-failover test-sglang test-vllm029 check chaos fuzz cluster-test docs \
   bench bench-fleet bench-overhead bench-recovery bench-serve bench-live bench-timing soak schemathesis sbom test-base \
   test-extras test-gpu-harness-0251 format venv clean
 
 demo: venv
 	$(BIN)/python -m cp_ray.demo $(ARGS)
 
-demo-chaos: venv
+demo-# A conversation on real vLLM, its holder killed at each of its turns: 5 minutes, 10 on a busy machine.
+test-failover: venv
+	$(BIN)/python -m pytest -q -m failover
+
+chaos: venv
 	$(BIN)/python -m cp_ray.demo.chaos --engine simulated
 	$(BIN)/python -m cp_ray.demo.chaos --engine vllm
 
 test: venv
-	$(BIN)/python -m pytest -q -m "not chaos and not cluster"
+	$(BIN)/python -m pytest -q -m "not chaos and not cluster and not failover"
 
 # SGLang has no build for CPUs: it runs here on plain torch, which it does not support, and with
 # tests/sglang/without_gpu in place of torchvision. Users with GPUs need neither.
@@ -59,6 +63,10 @@ check: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell cp_ray tests docs benchmarks examples README.md CHANGELOG.md
+
+# A conversation on real vLLM, its holder killed at each of its turns: 5 minutes, 10 on a busy machine.
+test-failover: venv
+	$(BIN)/python -m pytest -q -m failover
 
 # Every fault under load; writes the fault table of docs/operations.md. Under 20 minutes.
 chaos: venv

@@ -92,26 +92,38 @@ def talk(base: str, name: str, at: int | None, happens: Callable[[str], None]) -
     return told
 
 
+def differences(ones: list[Turn], others: list[Turn]) -> list[str]:
+    """Turn and field, where they differ; prompts are too long to be shown."""
+    return [
+        f"turn {turn}, {field}" + ("" if field == "messages" else f": {this!r}, {that!r}")
+        for turn, (one, other) in enumerate(zip(ones, others, strict=True))
+        for field, this, that in zip(Turn._fields, one, other, strict=True)
+        if this != that
+    ]
+
+
 SIMULATED = AppConfig(engine="simulated", replicas=3, decode_tokens_per_s=1000)
-VLLM = AppConfig(replicas=2, max_model_len=8192)
+VLLM = AppConfig(replicas=2, max_model_len=8192, plan_deadline_ms=2000)
+"""Patient: a busy machine is no reason to do without the index, which would change a prompt."""
 
 
 @pytest.mark.chaos
 @pytest.mark.ray
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "config",
-    [
-        pytest.param(SIMULATED, id="simulated"),
-        pytest.param(VLLM, id="vllm", marks=pytest.mark.vllm),
-    ],
-)
-def test_prompts_and_answers_are_those_of_a_conversation_without_kills(
-    serve_url: str, config: AppConfig
-) -> None:
-    if config.engine == "vllm":
-        pytest.importorskip("vllm", reason="vLLM is not installed")
+@pytest.mark.timeout(400)
+def test_prompts_and_answers_are_those_of_a_conversation_without_kills(serve_url: str) -> None:
+    kill_at_each_turn(serve_url, SIMULATED)
 
+
+@pytest.mark.failover
+@pytest.mark.ray
+@pytest.mark.vllm
+@pytest.mark.timeout(1400)
+def test_so_they_are_on_real_vllm(serve_url: str) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    kill_at_each_turn(serve_url, VLLM)
+
+
+def kill_at_each_turn(serve_url: str, config: AppConfig) -> None:
     def whole() -> bool:
         return len(index_state(NAME)["replicas"]) == config.replicas
 
@@ -124,5 +136,6 @@ def test_prompts_and_answers_are_those_of_a_conversation_without_kills(
             until(whole, 120)
             killed = talk(base, f"killed at {at}", at, kill)
             assert killed[at].cached_tokens < warm[at].cached_tokens
-            assert killed == talk(base, f"dropped at {at}", at, drop_caches)
+            dropped = talk(base, f"dropped at {at}", at, drop_caches)
+            assert differences(killed, dropped) == []
             assert [turn[:2] for turn in killed] == [turn[:2] for turn in warm]

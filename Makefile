@@ -33,11 +33,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 demo: venv
 	$(BIN)/python -m cp_ray.demo $(ARGS)
 
-demo-# A conversation on real vLLM, its holder killed at each of its turns: 5 minutes, 10 on a busy machine.
-test-failover: venv
-	$(BIN)/python -m pytest -q -m failover
-
-chaos: venv
+demo-chaos: venv
 	$(BIN)/python -m cp_ray.demo.chaos --engine simulated
 	$(BIN)/python -m cp_ray.demo.chaos --engine vllm
 

@@ -21,6 +21,8 @@ from tests.e2e.support import application, ask, index_state, until
 pytestmark = [pytest.mark.chaos, pytest.mark.ray]
 NAME = "scaling"
 WITHIN_S = 10.0
+LATE = 25
+"""Requests looked at when all is settled."""
 
 
 def config(replicas: int, ingresses: int = 1, **settings: Any) -> AppConfig:
@@ -60,11 +62,18 @@ def deployed(url: str) -> Iterator[str]:
     scale(4)
     base = f"{url}/{NAME}"
     try:
-        until(lambda: httpx.get(f"{base}/readyz", timeout=30).status_code == 200, 120)
+        until(lambda: is_ready(base), 120)
         until(lambda: len(live()) == 4)
         yield base
     finally:
         serve.delete(NAME)
+
+
+def is_ready(base: str) -> bool:
+    """Serve keeps a question waiting while the application's first Router starts."""
+    with contextlib.suppress(httpx.TimeoutException):
+        return httpx.get(f"{base}/readyz", timeout=10).status_code == 200
+    return False
 
 
 def live() -> set[str]:
@@ -100,14 +109,17 @@ class Scaled:
         await asyncio.sleep(3)
         await self._until(4)
         await self._scale(load, 8)
-        while load.clock() - self.asked_s[0] < WITHIN_S - 1:
+        while (
+            load.clock() - self.asked_s[0] < WITHIN_S - 4
+        ):  # one look takes seconds where the machine is busy
             self.most |= await asyncio.to_thread(live)
             self.begun = max(self.begun, await asyncio.to_thread(begun))
             await asyncio.sleep(0.2)
         await self._scale(load, 2)
         self.last = await self._until(2)
         self.settled_s = load.clock()
-        await asyncio.sleep(5)
+        while sum(one.from_s > self.settled_s for one in load.log) < LATE:  # noqa: ASYNC110
+            await asyncio.sleep(0.2)
 
     async def _scale(self, load: Load, replicas: int) -> None:
         await asyncio.to_thread(scale, replicas)
@@ -153,7 +165,7 @@ def test_22_scaling_4_8_2_in_10_s_under_load_fails_no_request(serve_url: str) ->
     for kind in (f"{NAME} Router", "proxy"):
         assert before[kind] == after[kind], f"the {kind} runs on"
     late = [sending for sending in load.log if sending.from_s > scaled.settled_s]
-    assert len(late) > 20
+    assert len(late) >= LATE
     assert {sending.replica for sending in late} <= scaled.last, "nothing goes to those that left"
     assert sum(sending.reason == "passthrough" for sending in late) == 0
 

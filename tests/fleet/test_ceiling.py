@@ -13,7 +13,7 @@ from cp_ray.replay.fleet.ceiling import chains_ceiling
 from cp_ray.replay.fleet.cell import Cell, Hardware, Model, play
 from cp_ray.replay.fleet.job import Job
 from cp_ray.replay.fleet.report import table
-from cp_ray.replay.fleet.workload import Workload
+from cp_ray.replay.fleet.workload import Workload, repeated
 from cp_ray.replay.trace import TraceRequest
 
 
@@ -48,6 +48,24 @@ def test_no_policy_passes_it(model: Model, answer: int, clients: float) -> None:
         for policy in ("least_loaded", "lmetric", "cp_ray"):
             out = play(work, Cell(hardware, policy, "none", "closed", clients, 1))
             assert out.chains_per_s <= most * (1 + 1e-9), policy
+
+
+def test_a_trace_three_times_over_shares_blocks_and_nothing_else() -> None:
+    work = workload(2, 9, chains=20)
+    thrice = repeated(work, 3)
+    ids = [job.request.request_id for job in thrice.jobs]
+    assert len(set(ids)) == len(ids) == 3 * len(work.jobs)
+    assert [job.request.context for job in thrice.jobs] == 3 * [
+        job.request.context for job in work.jobs
+    ]
+    assert all(job.after is None or job.after in ids for job in thrice.jobs)
+    assert len({job.request.conversation for job in thrice.jobs}) == 60
+    hardware = Hardware(3, 1 << 20, "batching")
+    once, more = (
+        play(w, Cell(hardware, "cp_ray", "none", "closed", 4.0, 1)) for w in (work, thrice)
+    )
+    assert more.requests == 3 * once.requests
+    assert more.block_hits > once.block_hits
 
 
 def test_one_replica_that_answers_one_chain_at_a_time_nearly_reaches_it() -> None:

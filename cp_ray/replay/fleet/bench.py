@@ -18,6 +18,7 @@ from cp_ray.replay.fleet.workload import (
     Workload,
     fitting,
     read_workload,
+    repeated,
     without_answers,
     without_overlap,
 )
@@ -41,6 +42,7 @@ class FleetOptions(msgspec.Struct, frozen=True):
     orders: tuple[str, ...] = ("none",)
     ablate: tuple[str, ...] = ()
     requests: int | None = None
+    repeat: int = 1
     saturation_rps: float | None = None
     overlap: bool = True
     answers: bool = True
@@ -99,6 +101,8 @@ def prepare(options: FleetOptions) -> Workload:
         workload = without_overlap(workload)
     if not options.answers:
         workload = without_answers(workload)
+    if options.repeat > 1:
+        workload = repeated(workload, options.repeat)
     workload = fitting(workload, options.hardware.cache_tokens)
     if not workload.jobs:
         raise ConfigError(

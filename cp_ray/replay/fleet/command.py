@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--ablate", default="", help="order,schedule,joint,replication")
     parser.add_argument("--requests", type=int, help="only the first N")
+    parser.add_argument("--repeat", type=int, default=1, help="the trace so many times over")
     parser.add_argument("--saturation", type=float, help="requests/s of load 1.0; else it is found")
     parser.add_argument(
         "--grow-from", type=int, help="cp_ray on a fleet that grows from so many replicas mid-trace"
@@ -84,6 +85,8 @@ def options_of(args: argparse.Namespace) -> FleetOptions:
         if args.decode_ms < 0 or args.model != "batching":
             raise ConfigError("--decode-ms: 0 or more, and for --model batching", param="decode_ms")
         hardware = msgspec.structs.replace(hardware, decode_s=args.decode_ms / 1000)
+    if args.repeat < 1:
+        raise ConfigError(f"--repeat: {args.repeat} is less than 1", param="repeat")
     orders = _listed(args.order)
     unknown = [order for order in orders if order not in ("none", "paper", "ours")]
     if unknown:
@@ -104,6 +107,7 @@ def options_of(args: argparse.Namespace) -> FleetOptions:
         orders=tuple(order for order in orders if order != "ours"),
         ablate=_listed(args.ablate),
         requests=args.requests,
+        repeat=args.repeat,
         saturation_rps=args.saturation,
         overlap=not args.no_overlap,
         answers=not args.no_answers,

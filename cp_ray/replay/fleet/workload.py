@@ -119,6 +119,24 @@ def without_answers(workload: Workload) -> Workload:
     return Workload(f"{workload.name}_no_answers", jobs, workload.stamps)
 
 
+def repeated(workload: Workload, times: int) -> Workload:
+    """The trace so many times over, one after the other: the same blocks, in requests of their own.
+
+    For closed loops with many clients, which a short trace only fills and drains. Without stamps.
+    """
+    jobs: list[Job] = []
+    for n in range(times):
+        for job in workload.jobs:
+            request = msgspec.structs.replace(
+                job.request,
+                request_id=RequestId(f"{job.request.request_id}:{n}"),
+                conversation=job.request.conversation and f"{job.request.conversation}:{n}",
+            )
+            after = None if job.after is None else RequestId(f"{job.after}:{n}")
+            jobs.append(msgspec.structs.replace(job, request=request, after=after))
+    return Workload(f"{workload.name}_x{times}", tuple(jobs))
+
+
 def _names_agents(file: Path) -> bool:
     _, first = next(iter(numbered_lines(file)))
     return '"depends_on"' in first

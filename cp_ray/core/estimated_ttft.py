@@ -38,7 +38,8 @@ RUN_PROMPTS = 6
 SAME_STEP = 0.5
 """First tokens of one step are heard nearly at once: within this share of a run's mean gap."""
 FAR_TOO_FAST = 1 / 16
-"""Share of the usual seconds, by the curve of before, below which a run is not believed."""
+"""A run is not believed that took less than this share of the usual, by the curve of before and
+by the prompt."""
 SPEED_MEMORY = 24
 """Prompts over which a replica's speed is averaged."""
 OUTLIER = 1.6
@@ -206,7 +207,10 @@ class PrefillTimes:
         slowness = np.array([self.slowness(replica) for replica in self._run_of])
         # Relative errors: one run that took next to no time would outweigh all others.
         share = runs[:, -1] / (slowness * _expected_s(runs, self.curve, self.per_answer_s))
+        # Both ways: among runs that find nearly all, one that finds nothing has a small share.
+        each = runs[:, -1] / (slowness * runs[:, 0])
         sound = share >= FAR_TOO_FAST * np.median(share)
+        sound |= each >= FAR_TOO_FAST * np.median(each)
         runs, slowness = runs[sound], slowness[sound]
         found = _fit(runs, slowness)
         kept = runs[:, -1] <= OUTLIER * slowness * _expected_s(runs, *found)

@@ -167,7 +167,7 @@ class ContextIndex:
             request, record_of(request, planned, wanted.tokens, chosen, predicted), planned
         )
         node = self._trees[request.head].node_of[name]
-        self.losses.planned(self, request, planned, node, reusable)
+        self.losses.planned(self, request, planned, node, held[chosen].had - given_up)
         missing = wanted.total - reusable
         work = self.load.reserve(name, option, reusable, missing, now=now, replicas=len(live))
         path = node.search_path

@@ -36,14 +36,16 @@ class Held:
     """What one replica will have of a request when its turn comes there.
 
     match: what it has now. tokens: leading ones of the prompt, head included, that will be left.
+    had: those it has now.
     Never changed; a plain class, as `search.Candidate` is.
     """
 
-    __slots__ = ("match", "tokens")
+    __slots__ = ("had", "match", "tokens")
 
-    def __init__(self, match: Candidate | None, tokens: int) -> None:
+    def __init__(self, match: Candidate | None, had: int, left: int | None = None) -> None:
         self.match = match
-        self.tokens = tokens
+        self.had = had
+        self.tokens = had if left is None else left
 
 
 class Reuse:
@@ -101,7 +103,7 @@ class Reuse:
             capacity = live[replica].capacity_tokens
             if queue.new_tokens + (now := found[replica]).tokens > capacity and tree is not None:
                 left = _left(now, queue, tree, head_tokens, capacity)
-                found[replica] = Held(now.match, left)
+                found[replica] = Held(now.match, now.had, left)
         return found
 
     def most_held(self, request: PlanRequest) -> int:

@@ -136,6 +136,19 @@ def test_runs_far_too_fast_are_not_believed() -> None:
     assert times.seconds(A, 0, 4000) < true_s(0, 4000) / 20
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_among_hits_that_all_lack_as_little_a_cold_prompt_costs_what_it_costs(seed: int) -> None:
+    """Four in five find all but their question. By them alone a token would cost milliseconds."""
+    times = PrefillTimes()
+    chance = random.Random(seed)
+    for _ in range(300):
+        hit = chance.random() < 0.8
+        cached, new = (8000, 16) if hit else (0, chance.randrange(4000, 12_000))
+        seconds = (0.025 + new / 40_000) * chance.lognormvariate(0, 0.2)
+        times.observe(A, cached, new, seconds, idle=True)
+    assert 0.8 < times.seconds(A, 0, 8000) / 0.225 < 1.25
+
+
 def test_answers_beside_a_prompt_cost_what_they_cost() -> None:
     times = PrefillTimes()
     chance = random.Random(4)

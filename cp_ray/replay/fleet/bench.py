@@ -97,12 +97,12 @@ def arms(options: FleetOptions) -> Iterator[tuple[str, str]]:
 def prepare(options: FleetOptions) -> Workload:
     """The workload, without what no replica could hold."""
     workload = read_workload(options.trace, options.requests)
+    if options.repeat > 1:
+        workload = repeated(workload, options.repeat)
     if not options.overlap:
         workload = without_overlap(workload)
     if not options.answers:
         workload = without_answers(workload)
-    if options.repeat > 1:
-        workload = repeated(workload, options.repeat)
     workload = fitting(workload, options.hardware.cache_tokens)
     if not workload.jobs:
         raise ConfigError(

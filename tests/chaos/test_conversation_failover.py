@@ -102,7 +102,10 @@ def differences(ones: list[Turn], others: list[Turn]) -> list[str]:
     ]
 
 
-SIMULATED = AppConfig(engine="simulated", replicas=3, decode_tokens_per_s=1000)
+SIMULATED = AppConfig(
+    engine="simulated", replicas=3, prefill_tokens_per_s=1500, decode_tokens_per_s=1000
+)
+"""Slow: where prefill costs next to nothing, a conversation may as well go elsewhere."""
 VLLM = AppConfig(replicas=2, max_model_len=8192, plan_deadline_ms=2000)
 """Patient: a busy machine is no reason to do without the index, which would change a prompt."""
 

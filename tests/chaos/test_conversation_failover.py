@@ -105,12 +105,16 @@ def differences(ones: list[Turn], others: list[Turn], *, found: bool) -> list[st
     ]
 
 
+PATIENCE_MS = 2000
+"""Of a plan: a busy machine is no reason to do without the index, which would change a prompt."""
 SIMULATED = AppConfig(
-    engine="simulated", replicas=3, prefill_tokens_per_s=1500, decode_tokens_per_s=1000
+    engine="simulated",
+    replicas=3,
+    prefill_tokens_per_s=1500,  # where it costs nothing, a conversation may as well go elsewhere
+    decode_tokens_per_s=1000,
+    plan_deadline_ms=PATIENCE_MS,
 )
-"""Slow: where prefill costs next to nothing, a conversation may as well go elsewhere."""
-VLLM = AppConfig(replicas=2, max_model_len=8192, plan_deadline_ms=2000)
-"""Patient: a busy machine is no reason to do without the index, which would change a prompt."""
+VLLM = AppConfig(replicas=2, max_model_len=8192, plan_deadline_ms=PATIENCE_MS)
 
 
 @pytest.mark.chaos

@@ -121,7 +121,7 @@ def test_cpu_is_counted_by_kind_of_process() -> None:
 
 
 def test_a_text_that_is_known_costs_less_than_a_new_one() -> None:
-    new, known = (text_ms(Bodies(2, texts, 1))[0] for texts in ("new", "known"))
+    new, known = (text_ms(Bodies(60, texts, 1))[0] for texts in ("new", "known"))
     assert 0 < known < new
 
 

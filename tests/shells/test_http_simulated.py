@@ -81,16 +81,19 @@ def test_a_simulated_answer_says_so(bench: Bench) -> None:
 
 def test_the_prediction_is_what_the_engine_finds_while_it_evicts(bench: Bench) -> None:
     rng = random.Random(3)
-    misses, hits = [], 0
+    promised, more, hits = [], [], 0
     for _ in range(80):
         explained = ask(bench, rng.sample(CORPUS[:8], 4))["cp_ray"]
         off = explained["cached_tokens"] - explained["predicted_cached_tokens"]
         hits += explained["cached_tokens"] > PAGE * 10
-        if not -PAGE <= off <= 6 * PAGE:  # the template and a shared word may be cached besides
-            misses.append(explained)
+        if off < -PAGE:
+            promised.append(explained)
+        elif off > 6 * PAGE:  # the template and a shared word may be cached besides, and what
+            more.append(explained)  # the index forgot when a part of it went: never the other way
     assert hits > 20
     assert bench.planner.index.counters()["evictions"] > 0
-    assert len(misses) <= 4, misses
+    assert len(promised) <= 1, promised
+    assert len(more) <= 8, more
 
 
 def test_ordering_finds_more_than_the_order_given() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cp_ray.core.estimated_ttft import PrefillTimes
 from cp_ray.core.load import IDLE, LoadLedger, Work
-from cp_ray.core.placement import ANSWER_STEPS, FOLLOWERS, Congestion, Option
+from cp_ray.core.placement import ANSWER_STEPS, BEHIND, Congestion, Option
 from cp_ray.core.room import Room
 from cp_ray.core.types import ReplicaId, ReplicaInfo, RequestId
 
@@ -53,10 +53,10 @@ class FleetLoad:
         answer_s = ANSWER_STEPS * self.times.per_answer_s
         return [answer_s * self.ledger.answering(info.replica) for info in infos]
 
-    def crowd(self, infos: Sequence[ReplicaInfo]) -> list[float]:
+    def surcharge(self, infos: Sequence[ReplicaInfo]) -> list[float]:
         """What those who will come behind add to the price of a second of prefill there."""
         queues = self.ledger.queues
-        return [FOLLOWERS * len(queues.get(info.replica, IDLE).waiting) for info in infos]
+        return [BEHIND * len(queues.get(info.replica, IDLE).waiting) for info in infos]
 
     def wait_s(self, info: ReplicaInfo, new: int, now: float) -> float:
         """Until the replica has prefilled what is planned there, and has room for this prompt."""

@@ -139,8 +139,8 @@ class ContextIndex:
 
         load, price = self.load, self.load.congestion.price
         waits = [load.wait_s(info, 0, now) for info in live]
-        crowd, beside = load.crowd(live), load.beside_s(live)
-        for place in lay_out(prompts, waits, own_s, price, beside, crowd=crowd):
+        surcharge, beside = load.surcharge(live), load.beside_s(live)
+        for place in lay_out(prompts, waits, own_s, price, beside, surcharge=surcharge):
             followers = tuple(window[j].context for j in place.followers)
             yield _Laid(window[place.request], live[place.replica].replica, followers)
 

@@ -68,16 +68,16 @@ def lay_out(
     price: Callable[[float], float],
     beside: Sequence[float] | None = None,
     *,
-    crowd: Sequence[float] | None = None,
+    surcharge: Sequence[float] | None = None,
 ) -> list[Place]:
     """The window in order of sending.
 
     waits[r]: seconds there now. price: of a second of prefill, by the shortest wait.
-    beside[r]: added for each request there, for the answers that run there; crowd[r]: added to the
-    price there, for those that will come behind the window. None = nothing.
+    beside[r]: added for each request there, for the answers that run there; surcharge[r]: added to
+    the price there, for those that will come behind the window. None = nothing.
     """
     nothing = [0.0] * len(waits)
-    there = _There(waits, beside or nothing, crowd or nothing)
+    there = _There(waits, beside or nothing, surcharge or nothing)
     lines = _greedy(prompts, there, own_s, price)
     if len(prompts) <= MENDED:
         lines = _mend(lines, _Costs(prompts, there, own_s, price(min(waits))))
@@ -94,14 +94,14 @@ class _There(msgspec.Struct, frozen=True):
 
     waits: Sequence[float]
     beside: Sequence[float]
-    crowd: Sequence[float]
+    surcharge: Sequence[float]
 
 
 def _greedy(
     prompts: Sequence[Prompt], there: _There, own_s: OwnSeconds, price: Callable[[float], float]
 ) -> list[list[int]]:
     """For each replica the requests it gets, in order."""
-    waits, beside, crowd = there.waits, there.beside, there.crowd
+    waits, beside, surcharge = there.waits, there.beside, there.surcharge
     left = list(range(len(prompts)))
     clock = list(waits)
     lines: list[list[int]] = [[] for _ in waits]
@@ -112,7 +112,7 @@ def _greedy(
         least, i, r = math.inf, left[0], 0
         for candidate in left:
             for at, own_there in enumerate(own[candidate]):
-                cost = clock[at] + own_there * (at_price + crowd[at]) + beside[at]
+                cost = clock[at] + own_there * (at_price + surcharge[at]) + beside[at]
                 if cost < least:
                     least, i, r = cost, candidate, at
         left.remove(i)
@@ -137,7 +137,7 @@ class _Costs(msgspec.Struct, frozen=True):
     def of(self, line: Sequence[int], r: int) -> float:
         """Sum of the times to first token, the price of the prefill, and what is added."""
         clock, total = self.there.waits[r], len(line) * self.there.beside[r]
-        beyond = self.price - 1.0 + self.there.crowd[r]
+        beyond = self.price - 1.0 + self.there.surcharge[r]
         orders: list[tuple[HeadId, Context]] = []
         for at, i in enumerate(line):
             prompt = self.prompts[i]

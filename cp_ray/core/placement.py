@@ -21,9 +21,9 @@ UTILISATION_CEILING = 0.95
 PRICE_FLOOR = 1.1
 """Work has a price on an idle fleet, too: a second copy of a prefix pushes something else out."""
 PRICE_CEILING = 10.0
-"""No request waits longer than its own prefill times this and its followers, and what answers count
+"""No request waits longer than its own prefill times this and BEHIND, and what answers count
 for, beyond the shortest queue."""
-FOLLOWERS = 0.1
+BEHIND = 0.1
 """Of those that wait on a replica, the share that tells how many will come behind ours, wait for
 its prefill, and could not as well have gone elsewhere (docs/decisions/0029)."""
 NEAR = 0.05
@@ -68,7 +68,7 @@ class Option:
 
     def cost_s(self, price: float) -> float:
         """Seconds of everybody's wait. price: of a second of prefill, wherever it is done."""
-        own = self.own_s * (price + FOLLOWERS * self.waiting)
+        own = self.own_s * (price + BEHIND * self.waiting)
         return self.wait_s + own + self.beside_s
 
     def before(self, other: Option) -> bool:

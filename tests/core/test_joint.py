@@ -79,9 +79,9 @@ def test_a_window_keeps_away_from_where_many_wait() -> None:
         for n in range(8)
     ]
 
-    def placed(crowd: list[float] | None, count: int) -> list[int]:
+    def placed(surcharge: list[float] | None, count: int) -> list[int]:
         window = prompts[:count]
-        places = lay_out(window, [1.0, 1.4], lambda *_: 1.0, lambda _: 1.0, crowd=crowd)
+        places = lay_out(window, [1.0, 1.4], lambda *_: 1.0, lambda _: 1.0, surcharge=surcharge)
         return [place.replica for place in places]
 
     for count in (1, 4, 8):  # mended, and too large for it

@@ -9,7 +9,7 @@ from cp_ray.core.distance import distance
 from cp_ray.core.fleet_load import FleetLoad
 from cp_ray.core.placement import (
     ANSWER_STEPS,
-    FOLLOWERS,
+    BEHIND,
     PRICE_CEILING,
     PRICE_FLOOR,
     Congestion,
@@ -97,7 +97,7 @@ def test_offers_and_windows_know_how_many_wait() -> None:
         load.reserve(RequestId(f"r{number}"), offer, 0, 1000, now=0.0, replicas=2)
     load.first_token(RequestId("r0"), {info.replica: info for info in infos}, 0.1)
     assert [o.waiting for o in load.options(infos, [0, 0], 1000, 0.2)] == [2, 0]
-    assert load.crowd(infos) == [2 * FOLLOWERS, 0.0]
+    assert load.surcharge(infos) == [2 * BEHIND, 0.0]
 
 
 def busy(seconds_of_work: float, replicas: int) -> Congestion:

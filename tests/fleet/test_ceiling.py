@@ -13,7 +13,7 @@ from cp_ray.replay.fleet.ceiling import chains_ceiling
 from cp_ray.replay.fleet.cell import Cell, Hardware, Model, play
 from cp_ray.replay.fleet.job import Job
 from cp_ray.replay.fleet.report import table
-from cp_ray.replay.fleet.workload import Workload, repeated
+from cp_ray.replay.fleet.workload import Workload, repeated, without_overlap
 from cp_ray.replay.trace import TraceRequest
 
 
@@ -66,6 +66,8 @@ def test_a_trace_three_times_over_shares_blocks_and_nothing_else() -> None:
     )
     assert more.requests == 3 * once.requests
     assert more.block_hits > once.block_hits
+    apart = [block for job in without_overlap(thrice).jobs for block in job.request.context]
+    assert len(set(apart)) == len(apart)
 
 
 def test_one_replica_that_answers_one_chain_at_a_time_nearly_reaches_it() -> None:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left, insort
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, final
 
-import msgspec
-
+from cp_ray.core.own_times import Alone
 from cp_ray.core.prefill_curve import PrefillCurve
 from cp_ray.core.types import ReplicaId
 from cp_ray.errors import InvariantError
@@ -29,44 +29,48 @@ if TYPE_CHECKING:
 
 PRIOR = PrefillCurve(base_s=0.0, per_new_s=1e-4, per_new_squared_s=0.0, per_pair_s=0.0)
 """Until the first fit. Placement compares waits with prefills: the unit falls out."""
-ENOUGH = 8
+ENOUGH: Final = 8
 """Runs of the first fit; it is repeated at each doubling, then every REFIT."""
-REFIT = 64
-RUNS = 256
-RUN_PROMPTS = 6
+REFIT: Final = 64
+RUNS: Final = 256
+RUN_PROMPTS: Final = 6
 """Prompts after which a run ends though the replica is still busy, at the engine's next step."""
-SAME_STEP = 0.5
+SAME_STEP: Final = 0.5
 """First tokens of one step are heard nearly at once: within this share of a run's mean gap."""
 FAR_TOO_FAST = 1 / 16
 """A run is not believed that took less than this share of the usual, by the curve of before and
 by the prompt."""
-SPEED_MEMORY = 24
+SPEED_MEMORY: Final = 24
 """Prompts over which a replica's speed is averaged."""
-OUTLIER = 1.6
+OUTLIER: Final = 1.6
 """Runs that took this much longer than a first fit waited for something else (room, mostly)."""
 _RIVALS_OF_NEW = (0, 3, 2)
 """Columns of a fit that are left out, in this order, until new tokens have a cost of their own."""
-SPREAD = 512
+SPREAD: Final = 512
 """Requests over which the p90 is taken."""
 
 
-COLUMNS = 5
+COLUMNS: Final = 5
 """Of a run as a row: prompts, new tokens, pairs, answers beside it, seconds."""
 
 
-class _Run(msgspec.Struct):
+@final
+class _Run:
     """Sums over the prompts of a run. pairs: of each new token with the tokens before it.
 
     answering: requests that shared its steps, each getting a token of its answer.
     spoiled: part of its time was no prefill.
     """
 
-    prompts: int = 0
-    answering: int = 0
-    new: int = 0
-    pairs: float = 0.0
-    seconds: float = 0.0
-    spoiled: bool = False
+    __slots__ = ("answering", "new", "pairs", "prompts", "seconds", "spoiled")
+
+    def __init__(self) -> None:
+        self.prompts = 0
+        self.answering = 0
+        self.new = 0
+        self.pairs = 0.0
+        self.seconds = 0.0
+        self.spoiled = False
 
     def over(self, gap_s: float) -> bool:
         """Whether the next first token, so long after the last one, belongs to another run.
@@ -93,6 +97,7 @@ class PrefillTimes:
 
     def __init__(self) -> None:
         self.curve = PRIOR
+        self.alone = Alone(PRIOR)
         self.per_answer_s = 0.0
         self.fitted = False
         self._runs = array("d")  # rows of COLUMNS, and whose each is
@@ -102,13 +107,14 @@ class PrefillTimes:
         self._log_slowness: dict[ReplicaId, float] = {}
         self._slowness: dict[ReplicaId, float] = {}  # the same, not as logarithms
         self._seen: dict[ReplicaId, int] = {}
-        self._ratios: deque[float] = deque(maxlen=SPREAD)
+        self._ratios: deque[float] = deque()
+        self._ranked: list[float] = []  # the same, sorted
         self._p90 = 1.0
         self._judged = 0
 
     def seconds(self, replica: ReplicaId, cached: int, new: int, answering: int = 0) -> float:
         """Prefill of `new` tokens behind `cached` ones on this replica, beside so many answers."""
-        return self.beside(replica, self.curve.seconds(cached, new), answering)
+        return self.beside(replica, self.alone.seconds(cached, new), answering)
 
     def beside(self, replica: ReplicaId, alone_s: float, answering: int) -> float:
         """What takes `alone_s` on the fleet's curve, on this replica beside so many answers."""
@@ -154,10 +160,14 @@ class PrefillTimes:
     def judge(self, estimated_s: float, actual_s: float) -> bool:
         """Compare a TTFT with its estimate; whether the p90 of before covered it."""
         covered = actual_s <= estimated_s * self._p90
-        self._ratios.append(actual_s / max(estimated_s, 1e-6))
+        ranked = self._ranked
+        if len(ranked) == SPREAD:
+            del ranked[bisect_left(ranked, self._ratios.popleft())]
+        ratio = actual_s / max(estimated_s, 1e-6)
+        self._ratios.append(ratio)
+        insort(ranked, ratio)
         self._judged += 1
         if self._judged % 16 == 0:
-            ranked = sorted(self._ratios)
             self._p90 = ranked[min(len(ranked) * 9 // 10, len(ranked) - 1)]
         return covered
 
@@ -219,6 +229,7 @@ class PrefillTimes:
         curve = found[0]
         if curve.base_s + curve.per_new_s + curve.per_pair_s > 0:
             self.curve, self.per_answer_s = found
+            self.alone = Alone(curve)
             self.fitted = True
         self._next_fit = min(len(self._run_of), REFIT)
 
@@ -228,6 +239,8 @@ class PrefillTimes:
             raise InvariantError("prefill times: a replica's speed is no number")
         if len(self._run_of) > RUNS or len(self._ratios) > SPREAD:
             raise InvariantError("prefill times: more is kept than the limit")
+        if self._ranked != sorted(self._ratios):
+            raise InvariantError("prefill times: ratios by age and by size disagree")
 
 
 def _expected_s(runs: Floats, curve: PrefillCurve, per_answer_s: float) -> Floats:

@@ -5,15 +5,17 @@ The load ledger and all that is learnt from it, changed together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from cp_ray.core.estimated_ttft import PrefillTimes
 from cp_ray.core.load import IDLE, LoadLedger, Work
+from cp_ray.core.own_times import OwnTimes
 from cp_ray.core.placement import ANSWER_STEPS, BEHIND, Congestion, Option
 from cp_ray.core.room import Room
 from cp_ray.core.types import ReplicaId, ReplicaInfo, RequestId
 
-FULL = 0.9
+FULL: Final = 0.9
 """Share of a cache taken or spoken for from which prompts may wait for room, not for prefill."""
 
 
@@ -33,20 +35,14 @@ class FleetLoad:
         """Prefill of a prompt there, beside the answers that run there now."""
         return self.times.seconds(replica, cached, new, self.ledger.answering(replica))
 
-    def own_times(self, infos: Sequence[ReplicaInfo]) -> Callable[[int, int, int], float]:
+    def own_times(self, infos: Sequence[ReplicaInfo]) -> OwnTimes:
         """As `own_s` by the replica's number, for a window: nothing is learnt meanwhile."""
         times, ledger = self.times, self.ledger
-        answering = [ledger.answering(info.replica) for info in infos]
-        alone_s: dict[tuple[int, int], float] = {}
-
-        def own_s(r: int, cached: int, new: int) -> float:
-            key = cached, new
-            seconds = alone_s.get(key)
-            if seconds is None:
-                seconds = alone_s[key] = times.curve.seconds(cached, new)
-            return times.beside(infos[r].replica, seconds, answering[r])
-
-        return own_s
+        return OwnTimes(
+            times.alone,
+            [times.per_answer_s * ledger.answering(info.replica) for info in infos],
+            [times.slowness(info.replica) for info in infos],
+        )
 
     def beside_s(self, infos: Sequence[ReplicaInfo]) -> list[float]:
         """What an answer and those that run on each replica take from each other."""
@@ -68,7 +64,7 @@ class FleetLoad:
         self, infos: list[ReplicaInfo], held: list[int], total: int, now: float
     ) -> list[Option]:
         """Each replica's offer for a prompt of `total` tokens, so many of which it holds."""
-        queues, room, times = self.ledger.queues, self.room, self.times
+        queues, room, times, alone = self.ledger.queues, self.room, self.times, self.times.alone
         offers = []
         last, alone_s = -1, 0.0
         answer_s = ANSWER_STEPS * times.per_answer_s
@@ -77,7 +73,7 @@ class FleetLoad:
             queue = queues.get(replica, IDLE)
             new = total - cached
             if cached != last:  # most hold as much as the one before: the head, or nothing
-                last, alone_s = cached, times.curve.seconds(cached, new)
+                last, alone_s = cached, alone.seconds(cached, new)
             room_s = room.wait_s(queue.pinned, new, info.capacity_tokens)
             wait_s = queue.wait_s(now) + room_s
             own_s = times.beside(replica, alone_s, queue.answering)

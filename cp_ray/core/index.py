@@ -8,19 +8,17 @@ into one group. The index is advisory: what it does not know it treats as not he
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
-
-import msgspec
 
 from cp_ray.core.distance import DEFAULT_ALPHA
 from cp_ray.core.fleet_load import FleetLoad
-from cp_ray.core.joint import CHUNK, lay_out
+from cp_ray.core.joint import CHUNK
 from cp_ray.core.limits import Limits
 from cp_ray.core.loss import MEMORY, LossLedger
 from cp_ray.core.memory import Memory
 from cp_ray.core.offline import OfflineOrders
-from cp_ray.core.placement import choose
+from cp_ray.core.placement import choose, shortest_wait_s
 from cp_ray.core.record import Record, State, record_of
 from cp_ray.core.remembered import RememberedOrders
 from cp_ray.core.replicas import ReplicaTable, Verdict
@@ -40,18 +38,11 @@ from cp_ray.core.types import (
     Settled,
     Step,
 )
+from cp_ray.core.window_layout import Laid, lay_out_window
 from cp_ray.core.window_order import held_first
 
 REMEMBERED = 10_000
 """Evicted orders kept: some 1 KB each."""
-
-
-class _Laid(msgspec.Struct, frozen=True):
-    """A request of a window. replica: None = any. followers: contexts behind it there."""
-
-    request: PlanRequest
-    replica: ReplicaId | None = None
-    followers: tuple[Context, ...] = ()
 
 
 class ContextIndex:
@@ -116,58 +107,40 @@ class ContextIndex:
             if record is not None and record.state is State.PLANNED:
                 self.memory.remove(request_id)  # perhaps never prefilled: no report clears it
         if len(requests) < 2 or not self._joint or only is not None:
-            return [self._plan_one(_Laid(request, only), now) for request in requests]
+            return [self._plan_one(Laid(request, only), now) for request in requests]
         capacity = sum(info.capacity_tokens for info in self.replicas.live.values())
         in_turn = held_first(requests, capacity, self.reuse.most_held)
-        return [
-            self._plan_one(laid, now)
-            for start in range(0, len(in_turn), CHUNK)
-            for laid in self._lay_out(in_turn[start : start + CHUNK], now)
-        ]
+        steps: list[Step] = []
+        for start in range(0, len(in_turn), CHUNK):
+            window, infos = in_turn[start : start + CHUNK], self.replicas.usable_infos
+            laid_out = lay_out_window(window, self.reuse, self.load, infos, now)
+            steps += [self._plan_one(laid, now) for laid in laid_out]
+        return steps
 
-    def _lay_out(self, window: Sequence[PlanRequest], now: float) -> Iterator[_Laid]:
-        """The window in the order of planning and sending."""
-        live = self.replicas.usable_infos
-        if not live:
-            yield from (_Laid(request) for request in window)
-            return
-        prompts = [self.reuse.prompt(self.reuse.wanted(request)) for request in window]
-        there_s = self.load.own_times(live)
-
-        def own_s(i: int, r: int, cached: int) -> float:
-            return there_s(r, cached, max(prompts[i].total - cached, 1))
-
-        load, price = self.load, self.load.congestion.price
-        waits = [load.wait_s(info, 0, now) for info in live]
-        surcharge, beside = load.surcharge(live), load.beside_s(live)
-        for place in lay_out(prompts, waits, own_s, price, beside, surcharge=surcharge):
-            followers = tuple(window[j].context for j in place.followers)
-            yield _Laid(window[place.request], live[place.replica].replica, followers)
-
-    def _plan_one(self, laid: _Laid, now: float) -> Step:
+    def _plan_one(self, laid: Laid, now: float) -> Step:
         request = laid.request
         name = request.request_id
         self._counters["planned"] += 1
         if not self.replicas.live or name in self._records:
             self._counters["passed_through"] += 1
             return Step(name, request.context, None, "", (), 0, "passthrough")
-        wanted = self.reuse.wanted(request)
-        held = self.reuse.held(wanted)
+        before = laid.wanted
+        wanted = self.reuse.wanted(request) if before is None else self.reuse.again(before)
         live = self.replicas.live
         infos = self.replicas.usable_infos if laid.replica is None else [live[laid.replica]]
-        there = [held[info.replica].tokens for info in infos]
-        options = self.load.options(infos, there, wanted.total, now)
-        price = self.load.congestion.price(min(option.wait_s for option in options))
-        chosen = (option := choose(options, price)).replica
-        planned, given_up = self.reuse.order(wanted, chosen, held[chosen], laid.followers)
-        reusable = held[chosen].tokens - given_up
+        held = self.reuse.held(wanted, infos)
+        options = self.load.options(infos, [one.tokens for one in held], wanted.total, now)
+        option = choose(options, self.load.congestion.price(shortest_wait_s(options)))
+        chosen, there = option.replica, held[options.index(option)]
+        planned, given_up = self.reuse.order(wanted, chosen, there, laid.followers)
+        reusable = there.tokens - given_up
         page = live[chosen].page_size
         predicted = min(reusable, wanted.total - 1) // page * page
         self._remember(
             request, record_of(request, planned, wanted.tokens, chosen, predicted), planned
         )
         node = self._trees[request.head].node_of[name]
-        self.losses.planned(self, request, planned, node, held[chosen].had - given_up)
+        self.losses.planned(self, request, planned, node, there.had - given_up)
         missing = wanted.total - reusable
         work = self.load.reserve(name, option, reusable, missing, now=now, replicas=len(live))
         path = node.search_path

@@ -10,32 +10,46 @@ then mended: a request moves to where the sum of all times falls.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Final, final
 
-import msgspec
-
+from cp_ray.core.own_times import OwnTimes
 from cp_ray.core.types import BlockId, Context, HeadId
 
-CHUNK = 16
+CHUNK: Final = 16
 """Requests laid out together; a larger window is cut. The work grows as its square."""
-MENDED = 6
+MENDED: Final = 6
 """Requests of a window that is mended: it takes some (requests x requests x replicas) layouts."""
 
 
-class Prompt(msgspec.Struct, frozen=True):
+@final
+class Prompt:
     """One request of a window. total: tokens of its prompt. fixed: its blocks may not be moved.
 
-    prefix[r], held[r]: blocks that it would begin with on replica r because they are there, and
-    the tokens of the prompt that are there, head included.
+    held[r]: tokens of the prompt that are on replica r, head included. prefix[r]: blocks that it
+    would begin with there because of them; asked for where the window is mended. Never changed.
     """
 
-    head: HeadId
-    head_tokens: int
-    tokens: Mapping[BlockId, int]
-    total: int
-    fixed: bool
-    prefix: Sequence[Context]
-    held: Sequence[int]
+    __slots__ = ("fixed", "head", "head_tokens", "held", "prefix", "tokens", "total")
+
+    def __init__(
+        self,
+        head: HeadId,
+        head_tokens: int,
+        tokens: dict[BlockId, int],
+        total: int,
+        *,
+        fixed: bool,
+        prefix: list[Context],
+        held: list[int],
+    ) -> None:
+        self.head = head
+        self.head_tokens = head_tokens
+        self.tokens = tokens
+        self.total = total
+        self.fixed = fixed
+        self.prefix = prefix
+        self.held = held
 
     def run(self, order: Context) -> int:
         """Tokens of the leading blocks of `order` that this prompt can begin with, and its head."""
@@ -49,38 +63,39 @@ class Prompt(msgspec.Struct, frozen=True):
         return tokens
 
 
-class Place(msgspec.Struct, frozen=True):
+@final
+class Place:
     """request, replica: their numbers. followers: requests of the same head behind it there."""
 
-    request: int
-    replica: int
-    followers: tuple[int, ...]
+    __slots__ = ("followers", "replica", "request")
 
-
-OwnSeconds = Callable[[int, int, int], float]
-"""Prefill of request i on replica r when so many leading tokens of it are held there."""
+    def __init__(self, request: int, replica: int, followers: tuple[int, ...]) -> None:
+        self.request = request
+        self.replica = replica
+        self.followers = followers
 
 
 def lay_out(
-    prompts: Sequence[Prompt],
-    waits: Sequence[float],
-    own_s: OwnSeconds,
+    prompts: list[Prompt],
+    waits: list[float],
+    own: OwnTimes,
     price: Callable[[float], float],
-    beside: Sequence[float] | None = None,
+    beside: list[float] | None = None,
     *,
-    surcharge: Sequence[float] | None = None,
+    surcharge: list[float] | None = None,
 ) -> list[Place]:
     """The window in order of sending.
 
-    waits[r]: seconds there now. price: of a second of prefill, by the shortest wait.
-    beside[r]: added for each request there, for the answers that run there; surcharge[r]: added to
-    the price there, for those that will come behind the window. None = nothing.
+    waits[r]: seconds there now. own: prefill times there. price: of a second of prefill, by the
+    shortest wait. beside[r]: added for each request there, for the answers that run there;
+    surcharge[r]: added to the price there, for those that will come behind the window. None =
+    nothing.
     """
     nothing = [0.0] * len(waits)
-    there = _There(waits, beside or nothing, surcharge or nothing)
-    lines = _greedy(prompts, there, own_s, price)
+    there = _There(waits, beside or nothing, surcharge or nothing, own)
+    lines = _greedy(prompts, there, price)
     if len(prompts) <= MENDED:
-        lines = _mend(lines, _Costs(prompts, there, own_s, price(min(waits))))
+        lines = _mend(lines, _Costs(prompts, there, price(min(waits))))
     places = []
     for r, line in enumerate(lines):
         for at, i in enumerate(line):
@@ -89,24 +104,34 @@ def lay_out(
     return [place for _, place in sorted(places, key=lambda pair: pair[0])]
 
 
-class _There(msgspec.Struct, frozen=True):
+@final
+class _There:
     """What each replica is before the window. Fields as the arguments of `lay_out`."""
 
-    waits: Sequence[float]
-    beside: Sequence[float]
-    surcharge: Sequence[float]
+    __slots__ = ("beside", "own", "surcharge", "waits")
+
+    def __init__(
+        self, waits: list[float], beside: list[float], surcharge: list[float], own: OwnTimes
+    ) -> None:
+        self.waits = waits
+        self.beside = beside
+        self.surcharge = surcharge
+        self.own = own
 
 
 def _greedy(
-    prompts: Sequence[Prompt], there: _There, own_s: OwnSeconds, price: Callable[[float], float]
+    prompts: list[Prompt], there: _There, price: Callable[[float], float]
 ) -> list[list[int]]:
     """For each replica the requests it gets, in order."""
-    waits, beside, surcharge = there.waits, there.beside, there.surcharge
+    waits, beside, surcharge, times = there.waits, there.beside, there.surcharge, there.own
     left = list(range(len(prompts)))
     clock = list(waits)
     lines: list[list[int]] = [[] for _ in waits]
     best = [list(prompt.held) for prompt in prompts]
-    own = [[own_s(i, r, best[i][r]) for r in range(len(waits))] for i in left]
+    own = [
+        [times.seconds(r, held, prompt.total) for r, held in enumerate(prompt.held)]
+        for prompt in prompts
+    ]
     while left:
         at_price = price(min(clock))
         least, i, r = math.inf, left[0], 0
@@ -122,19 +147,22 @@ def _greedy(
             common = _common_tokens(prompts[i], prompts[j])
             if common > best[j][r]:
                 best[j][r] = common
-                own[j][r] = own_s(j, r, common)
+                own[j][r] = times.seconds(r, common, prompts[j].total)
     return lines
 
 
-class _Costs(msgspec.Struct, frozen=True):
+@final
+class _Costs:
     """What a line of requests costs on a replica. Fields as the arguments of `lay_out`."""
 
-    prompts: Sequence[Prompt]
-    there: _There
-    own_s: OwnSeconds
-    price: float
+    __slots__ = ("price", "prompts", "there")
 
-    def of(self, line: Sequence[int], r: int) -> float:
+    def __init__(self, prompts: list[Prompt], there: _There, price: float) -> None:
+        self.prompts = prompts
+        self.there = there
+        self.price = price
+
+    def of(self, line: list[int], r: int) -> float:
         """Sum of the times to first token, the price of the prefill, and what is added."""
         clock, total = self.there.waits[r], len(line) * self.there.beside[r]
         beyond = self.price - 1.0 + self.there.surcharge[r]
@@ -145,7 +173,7 @@ class _Costs(msgspec.Struct, frozen=True):
             for head, order in orders:
                 if head == prompt.head and (run := prompt.run(order)) > held:
                     held, prefix = run, _leading(order, prompt.tokens)
-            own = self.own_s(i, r, held)
+            own = self.there.own.seconds(r, held, prompt.total)
             clock += own
             total += clock + own * beyond
             if at + 1 < len(line):
@@ -153,7 +181,7 @@ class _Costs(msgspec.Struct, frozen=True):
                 orders.append((prompt.head, self._order(prompt, prefix, behind)))
         return total
 
-    def _order(self, prompt: Prompt, prefix: Context, behind: Sequence[Prompt]) -> Context:
+    def _order(self, prompt: Prompt, prefix: Context, behind: list[Prompt]) -> Context:
         context = tuple(prompt.tokens)
         if prompt.fixed:
             return context
@@ -193,7 +221,7 @@ def shared_first(
     context: Context,
     prefix: Context,
     followers: Sequence[Context],
-    tokens: Mapping[BlockId, int],
+    tokens: dict[BlockId, int],
 ) -> Context:
     """`prefix`, extended by blocks that followers have, those first that save most tokens.
 
@@ -216,7 +244,7 @@ def shared_first(
     return tuple(placed)
 
 
-def _leading(order: Context, tokens: Mapping[BlockId, int]) -> Context:
+def _leading(order: Context, tokens: dict[BlockId, int]) -> Context:
     end = 0
     while end < len(order) and order[end] in tokens:
         end += 1
@@ -229,8 +257,8 @@ def _common_tokens(one: Prompt, other: Prompt) -> int:
         return 0
     if one.fixed or other.fixed:
         return other.run(tuple(one.tokens))
-    common = other.head_tokens
+    common, tokens = other.head_tokens, one.tokens
     for block, size in other.tokens.items():
-        if block in one.tokens:
+        if block in tokens:
             common += size
     return common

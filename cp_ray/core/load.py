@@ -7,16 +7,16 @@ Every free is idempotent; a reservation whose end was never heard is swept after
 from __future__ import annotations
 
 import math
-from typing import final
+from typing import Final, final
 
 import msgspec
 
 from cp_ray.core.types import ReplicaId, RequestId
 from cp_ray.errors import InvariantError
 
-LEASE_S = 900.0
+LEASE_S: Final = 900.0
 """A request older than this has ended without word (its router died)."""
-LATE_SHARE = 0.1
+LATE_SHARE: Final = 0.1
 """What is left of a prefill that has already taken longer than estimated."""
 
 
@@ -141,7 +141,7 @@ class Queue:
         return self.running - len(self.waiting)
 
 
-IDLE = Queue()
+IDLE: Final = Queue()
 """Of a replica that has nothing to do; never changed."""
 
 

@@ -26,16 +26,14 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Final, final
 
 import msgspec
 
 from cp_ray.core.node import ContextNode
-from cp_ray.core.record import Record
-from cp_ray.core.replicas import ReplicaTable
 from cp_ray.core.seen import Lately, Seen, bound, prefixes
 from cp_ray.core.types import BlockId, Context, PlanRequest, RequestId, Settled
+from cp_ray.core.who_held import Held, Known, who_held
 from cp_ray.errors import InvariantError
 
 CAUSES = (
@@ -49,46 +47,12 @@ CAUSES = (
     "stale",
     "unexplained",
 )
-MEMORY = 1 << 18
+MEMORY: Final = 1 << 18
 """Blocks, prefixes, heads and conversations remembered of each kind; about 100 bytes each."""
-PENDING = 1 << 16
+PENDING: Final = 1 << 16
 """Requests planned and not ended; past it the oldest counts as unsettled."""
-LAST = 1 << 12
+LAST: Final = 1 << 12
 """Ended requests whose losses can be asked for; up to twice as many are kept."""
-
-
-class Known(Protocol):
-    """What the accounts look up in the index."""
-
-    @property
-    def records(self) -> Mapping[RequestId, Record]:
-        """What is remembered of each request."""
-
-    @property
-    def replicas(self) -> ReplicaTable:
-        """Who is live, and believed."""
-
-
-class Held(msgspec.Struct, frozen=True, gc=False):
-    """Who had how much of a prompt, in the order planned, when it was planned. Tokens of prompt.
-
-    own: (holder bit, tokens) of the replica it was planned to. runs: (tokens, holder bits of
-    others) of growing prefixes, head included. before: (tokens, holder bit) of the request whose
-    prompt the head extends. believed: bits of the replicas that count.
-    """
-
-    own: tuple[int, int]
-    runs: tuple[tuple[int, int], ...]
-    before: tuple[int, int]
-    believed: int
-
-    def by(self, bits: int) -> int:
-        """Tokens that the best of `bits` had."""
-        bits &= self.believed
-        best = self.before[0] if self.before[1] & bits else 0
-        if self.own[0] & bits:
-            best = max(best, self.own[1])
-        return max([best, *(tokens for tokens, holders in self.runs if holders & bits)])
 
 
 class Losses(msgspec.Struct):
@@ -107,13 +71,20 @@ class Losses(msgspec.Struct):
         return self.by_cause["unexplained"] / lost if lost else 0.0
 
 
-class _Open(msgspec.Struct, gc=False):
-    request: PlanRequest
-    planned: Context
-    held: Held
-    page_size: int
-    holder: int  # bit of the replica that took it
-    worlds: tuple[int, int, int, int] = (0, 0, 0, 0)
+@final
+class _Open:
+    """A request that has not ended. total: of its prompt. holder: bit of the replica it is on."""
+
+    __slots__ = ("held", "holder", "page_size", "planned", "request", "total", "worlds")
+
+    def __init__(self, request: PlanRequest, planned: Context, held: Held, page_size: int) -> None:
+        self.request = request
+        self.planned = planned
+        self.held = held
+        self.page_size = page_size
+        self.holder = held.own[0]
+        self.total: int = request.head_tokens + sum(request.block_tokens) + request.tail_tokens
+        self.worlds: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
 class LossLedger:
@@ -132,7 +103,12 @@ class LossLedger:
         self._prompts: Lately[int] = Lately(memory // 2)
         self._conversations: OrderedDict[str, set[BlockId]] = OrderedDict()
         self._memory = memory
-        self._sums = Losses(dict.fromkeys(CAUSES, 0))
+        self._by_cause = [0] * len(CAUSES)
+        self._requests = 0
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._beyond_belief = 0
+        self._unsettled = 0
         self._last: Lately[bytes] = Lately(min(LAST, memory // 2))
 
     def planned(
@@ -148,9 +124,9 @@ class LossLedger:
         own_tokens: what the replica it was planned to had of its prompt.
         """
         record = index.records[request.request_id]
-        held = _who_held(index, request, record, node, own_tokens)
+        held = who_held(index, request, record, node, own_tokens)
         page = index.replicas.live[record.replica].page_size
-        self._queue.append(_Open(request, planned, held, page, held.own[0]))
+        self._queue.append(_Open(request, planned, held, page))
         if len(self._queue) > PENDING:
             self._absorb()
 
@@ -160,23 +136,22 @@ class LossLedger:
         if request in self._open:
             self._open[request].holder = 1 << bit if bit else 0
 
-    def settled(self, settled: Settled) -> dict[str, int] | None:
-        """Account for a request that ended; None when it failed or was never planned."""
+    def settled(self, settled: Settled) -> None:
+        """Account for a request that ended, unless it failed or was never planned."""
         self._absorb()
         found = self._open.pop(settled.request_id, None)
         if found is None or not settled.ok:
-            return None
-        losses = account(found, settled)
-        sums = self._sums
-        for cause, tokens in losses.items():
-            sums.by_cause[cause] += tokens
-        total = _total(found.request)
-        sums.requests += 1
-        sums.prompt_tokens += total
-        sums.cached_tokens += min(settled.cached_tokens, total)
-        sums.beyond_belief += max(0, settled.cached_tokens - found.held.by(found.holder))
-        self._last.put(settled.request_id, array("I", losses.values()).tobytes())
-        return losses
+            return
+        cached, here = settled.cached_tokens, found.held.by(found.holder)
+        losses = _losses(found, here, cached, settled.held_tokens)
+        by_cause = self._by_cause
+        for cause, tokens in enumerate(losses):
+            by_cause[cause] += tokens
+        self._requests += 1
+        self._prompt_tokens += found.total
+        self._cached_tokens += min(cached, found.total)
+        self._beyond_belief += max(0, cached - here)
+        self._last.put(settled.request_id, array("I", losses).tobytes())
 
     def of(self, request: RequestId) -> dict[str, int] | None:
         """Losses of one of the last requests."""
@@ -184,9 +159,16 @@ class LossLedger:
         return None if last is None else dict(zip(CAUSES, array("I", last), strict=True))
 
     def sums(self) -> Losses:
-        """A copy of the sums since the start."""
+        """The sums since the start."""
         self._absorb()
-        return msgspec.structs.replace(self._sums, by_cause=dict(self._sums.by_cause))
+        return Losses(
+            dict(zip(CAUSES, self._by_cause, strict=True)),
+            self._requests,
+            self._prompt_tokens,
+            self._cached_tokens,
+            self._beyond_belief,
+            self._unsettled,
+        )
 
     def fill(self) -> tuple[int, int]:
         """Requests whose lengths are remembered for sure, and the most there can be."""
@@ -194,20 +176,21 @@ class LossLedger:
 
     def check(self) -> None:
         """Raise InvariantError unless the causes add up."""
-        sums = self._sums
-        if sum(sums.by_cause.values()) != sums.prompt_tokens - sums.cached_tokens:
+        if sum(self._by_cause) != self._prompt_tokens - self._cached_tokens:
             raise InvariantError("loss ledger: the causes do not add up to the computed tokens")
 
     def _absorb(self) -> None:
         while self._queue:
             opened = self._queue.popleft()
-            opened.worlds = self._worlds(opened.request, opened.planned)
+            opened.worlds = self._worlds(opened.request, opened.planned, opened.total)
             self._open[opened.request.request_id] = opened
             if len(self._open) > PENDING:
                 self._open.popitem(last=False)
-                self._sums.unsettled += 1
+                self._unsettled += 1
 
-    def _worlds(self, request: PlanRequest, planned: Context) -> tuple[int, int, int, int]:
+    def _worlds(
+        self, request: PlanRequest, planned: Context, total: int
+    ) -> tuple[int, int, int, int]:
         """Tokens of the first four worlds below "every token", and remember the request."""
         sizes = dict(zip(request.context, request.block_tokens, strict=True))
         before = (self._prompts.get(request.predecessor) or 0) if request.predecessor else 0
@@ -221,14 +204,12 @@ class LossLedger:
         by_own = lead = head
         repeated = 0
         leading = known_head
-        for block, known, in_place, known_elsewhere in zip(
-            planned, own, sent, elsewhere, strict=True
-        ):
+        for at, block in enumerate(planned):
             size = sizes[block]
-            leading = leading and in_place
-            if known or known_elsewhere:
+            leading = leading and sent[at]
+            if own[at] or (elsewhere and elsewhere[at]):
                 by_all += size
-            if known:
+            if own[at]:
                 by_own += size
                 if leading:
                     lead += size
@@ -236,13 +217,13 @@ class LossLedger:
                     repeated += size
         if request.conversation is not None:
             spoken.update(planned)
-        self._prompts.put(request.request_id, _total(request))
+        self._prompts.put(request.request_id, total)
         return by_all, by_own, max(by_own - repeated, lead), lead
 
-    def _anywhere(self, request: PlanRequest, planned: Context) -> tuple[bool, Sequence[bool]]:
-        """Whether any tenant sent the head, and each block."""
+    def _anywhere(self, request: PlanRequest, planned: Context) -> tuple[bool, list[bool]]:
+        """Whether any tenant sent the head, and each block; no list where there is one tenant."""
         if not request.origins:
-            return False, (False,) * len(planned)
+            return False, []
         head, *blocks = self._origins.meet(request.origins)
         known = dict(zip(request.context, blocks, strict=True))
         return head, [known[block] for block in planned]
@@ -256,41 +237,19 @@ class LossLedger:
         return spoken
 
 
-def account(opened: _Open, settled: Settled) -> dict[str, int]:
-    """Losses of one request by cause, by the table above."""
-    total = _total(opened.request)
-    found = min(settled.cached_tokens, total)
-    anybody = opened.held.by(-1)
-    here = opened.held.by(opened.holder)
-    pages = min(here, total - 1) // opened.page_size * opened.page_size
-    thought = pages if settled.held_tokens is None else settled.held_tokens
-    losses, above = {}, total
-    ladder = (*opened.worlds, anybody, here, pages, thought, found)
-    for cause, world in zip(CAUSES, ladder, strict=True):
+def _losses(opened: _Open, here: int, cached: int, thought: int | None) -> list[int]:
+    """Losses of one request by the table above, in the order of CAUSES.
+
+    here: tokens that the replica which took it had. cached: that its engine found. thought: that
+    it believed to have, if it said so.
+    """
+    found = min(cached, opened.total)
+    pages = min(here, opened.total - 1) // opened.page_size * opened.page_size
+    ladder = [*opened.worlds, opened.held.by(-1), here, pages]
+    ladder += [pages if thought is None else thought, found]
+    losses, above = [], opened.total
+    for world in ladder:
         below = min(above, max(world, found))
-        losses[cause] = above - below
+        losses.append(above - below)
         above = below
     return losses
-
-
-def _who_held(
-    index: Known, request: PlanRequest, record: Record, node: ContextNode, own_tokens: int
-) -> Held:
-    replicas = index.replicas
-    own = 1 << replicas.bit(record.replica)
-    before = (0, 0)
-    earlier = index.records.get(request.predecessor) if request.predecessor else None
-    if earlier is not None and earlier.replica in replicas.live:
-        before = min(earlier.tokens_left, request.head_tokens), 1 << replicas.bit(earlier.replica)
-    runs = []
-    at: ContextNode | None = node
-    while at is not None:
-        others = at.holders & ~own
-        if others:
-            runs.append((request.head_tokens + record.tokens_of(at.depth), others))
-        at = at.parent
-    return Held((own, own_tokens), tuple(runs), before, replicas.mask)
-
-
-def _total(request: PlanRequest) -> int:
-    return request.head_tokens + sum(request.block_tokens) + request.tail_tokens

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from typing import Final
 
 from cp_ray.core.record import Record
 from cp_ray.core.remembered import RememberedOrders
@@ -15,9 +16,9 @@ from cp_ray.core.tree import ContextTree
 from cp_ray.core.types import Context, Eviction, HeadId, ReplicaId, RequestId
 from cp_ray.errors import InvariantError
 
-SLACK = 1024
+SLACK: Final = 1024
 """Names of removed requests that the line by age may hold, beside as many as there are records."""
-EARLY = 4096
+EARLY: Final = 4096
 """Evictions kept that came before the word of the spill that explains them."""
 
 

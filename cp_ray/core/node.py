@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from cp_ray.core.types import BlockId, Context, RequestId
 
-NO_CHILDREN: dict[BlockId, ContextNode] = {}
+NO_CHILDREN: Final[dict[BlockId, ContextNode]] = {}
 """Shared by all leaves, and stays empty: an own dict would be a twentieth of an index's memory."""
+MARKS: Final = 62
+"""Of blocks, by their hash: as many as compiled code holds in a register."""
+FEW: Final = 8
+"""Children whose marks are made anew when one leaves."""
+
+
+def mark(block: BlockId) -> int:
+    """One of MARKS bits; blocks may share it."""
+    return 1 << hash(block) % MARKS
 
 
 class ContextNode:
@@ -16,9 +26,9 @@ class ContextNode:
     (1) context: its blocks, derived from the edges. (2) search_path. (3) frequency: requests that
     passed through. (4) merge_distance: clustering distance at which it was created, 0 online.
     edge: blocks beyond the parent's context; depth: blocks of the whole context. children: keyed
-    by the first block of their edge. slot: this node's number under its parent; `next_slot` only
-    grows, so a slot is never reused. holders: bit set of replicas that have this prefix, the
-    union over `requests` and children.
+    by the first block of their edge; marks: of these blocks, and perhaps of more, 0 of a leaf.
+    slot: this node's number under its parent; `next_slot` only grows, so a slot is never reused.
+    holders: bit set of replicas that have this prefix, the union over `requests` and children.
     """
 
     __slots__ = (
@@ -30,6 +40,7 @@ class ContextNode:
         "edge",
         "frequency",
         "holders",
+        "marks",
         "merge_distance",
         "next_slot",
         "parent",
@@ -43,6 +54,7 @@ class ContextNode:
         self.depth: int = len(edge) + (parent.depth if parent is not None else 0)
         self.children: dict[BlockId, ContextNode] = NO_CHILDREN
         self.frequency = 0
+        self.marks = 0
         self.parent = parent
         self.slot = slot
         self.next_slot = 0
@@ -77,12 +89,17 @@ class ContextNode:
             self.children = {child.edge[0]: child}
         else:
             self.children[child.edge[0]] = child
+        self.marks |= mark(child.edge[0])
 
     def disown(self, child: ContextNode) -> None:
         """Take a child out."""
         del self.children[child.edge[0]]
         if not self.children:
             self.children = NO_CHILDREN
+        if len(self.children) <= FEW:
+            self.marks = 0
+            for block in self.children:
+                self.marks |= mark(block)
 
     @property
     def requests(self) -> dict[RequestId, int]:

@@ -9,28 +9,28 @@ keep to themselves (docs/decisions/0029).
 from __future__ import annotations
 
 import math
-from typing import final
+from typing import Final, final
 
 from cp_ray.core.types import ReplicaId
 from cp_ray.errors import InvariantError
 
-MEMORY_S = 30.0
-MIN_SPAN_S = 5.0
+MEMORY_S: Final = 30.0
+MIN_SPAN_S: Final = 5.0
 """Work planned within the first seconds is spread over as many."""
-UTILISATION_CEILING = 0.95
-PRICE_FLOOR = 1.1
+UTILISATION_CEILING: Final = 0.95
+PRICE_FLOOR: Final = 1.1
 """Work has a price on an idle fleet, too: a second copy of a prefix pushes something else out."""
-PRICE_CEILING = 10.0
+PRICE_CEILING: Final = 10.0
 """No request waits longer than its own prefill times this and BEHIND, and what answers count
 for, beyond the shortest queue."""
-BEHIND = 0.1
+BEHIND: Final = 0.1
 """Of those that wait on a replica, the share that tells how many will come behind ours, wait for
 its prefill, and could not as well have gone elsewhere (docs/decisions/0029)."""
-NEAR = 0.05
+NEAR: Final = 0.05
 """Estimates are no better than that; wider, holders lose their requests (benchmarks/LOG.md)."""
-USUAL = 0.01
+USUAL: Final = 0.01
 """Weight of one request in the mean prefill."""
-ANSWER_STEPS = 3
+ANSWER_STEPS: Final = 3
 """Steps that an answer running there counts for: our answer slows it, and is slowed by it. All of
 its steps would send requests away from what they share (benchmarks/LOG.md, Chain-of-Agents)."""
 
@@ -121,6 +121,14 @@ class Congestion:
             return PRICE_FLOOR
         rho = min(self.utilisation, UTILISATION_CEILING)
         return min(PRICE_FLOOR + rho / (1.0 - rho) * shortest_wait_s / self._usual_s, PRICE_CEILING)
+
+
+def shortest_wait_s(options: list[Option]) -> float:
+    """Of all that is offered."""
+    least = math.inf
+    for option in options:
+        least = min(option.wait_s, least)
+    return least
 
 
 def choose(options: list[Option], price: float) -> Option:

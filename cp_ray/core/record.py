@@ -5,17 +5,17 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Mapping
 from enum import Enum
-from itertools import accumulate, pairwise
+from itertools import pairwise
+from typing import Final
 
 import msgspec
 
 from cp_ray.core.types import BlockId, Context, HeadId, PlanRequest, ReplicaId
 
-CODE = "I"
+CODE: Final = "I"
 """Of `Record.ends` as an array: a prompt has less than 2 ** 32 tokens."""
-WIDTH = array(CODE).itemsize
+WIDTH: Final = array(CODE).itemsize
 
 
 class State(Enum):
@@ -66,7 +66,7 @@ class Record(msgspec.Struct, gc=False):
 def record_of(
     request: PlanRequest,
     context: Context,
-    tokens: Mapping[BlockId, int],
+    tokens: dict[BlockId, int],
     replica: ReplicaId,
     predicted: int,
 ) -> Record:
@@ -74,8 +74,10 @@ def record_of(
 
     tokens: of each block.
     """
-    ends = list(accumulate([tokens[block] for block in context]))
-    blocks = ends[-1] if ends else 0
+    ends, blocks = [], 0
+    for block in context:
+        blocks += tokens[block]
+        ends.append(blocks)
     return Record(
         head=request.head,
         head_tokens=request.head_tokens,

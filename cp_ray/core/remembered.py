@@ -5,10 +5,12 @@ The next request that brings the same blocks then recreates the same prefix.
 
 from __future__ import annotations
 
+from typing import Final
+
 from cp_ray.core.node import ContextNode
 from cp_ray.errors import InvariantError
 
-MIN_FREQUENCY = 2
+MIN_FREQUENCY: Final = 2
 """Requests that must have passed: an order seen once is rarely seen again."""
 
 

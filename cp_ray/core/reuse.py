@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, final
-
-import msgspec
 
 from cp_ray.core.interned import interned
 from cp_ray.core.joint import Prompt, shared_first
@@ -19,16 +17,31 @@ from cp_ray.core.replicas import ReplicaTable
 from cp_ray.core.rest_order import RestOrder
 from cp_ray.core.search import Candidate, best_per_holder, fixed_search, greedy_search
 from cp_ray.core.tree import ContextTree
-from cp_ray.core.types import BlockId, Context, PlanRequest, ReplicaId
+from cp_ray.core.types import BlockId, Context, PlanRequest, ReplicaId, ReplicaInfo
 
 
-class Wanted(msgspec.Struct, frozen=True, gc=False):
-    """A request to be planned. tokens: of each block. total: of the whole prompt."""
+@final
+class Wanted:
+    """A request to be planned. ranked: its context, by ids that are kept. tokens: of each block.
 
-    request: PlanRequest
-    tokens: dict[BlockId, int]
-    total: int
-    candidates: list[Candidate]
+    total: of the whole prompt. Never changed; a plain class, as `search.Candidate` is.
+    """
+
+    __slots__ = ("candidates", "ranked", "request", "tokens", "total")
+
+    def __init__(
+        self,
+        request: PlanRequest,
+        ranked: Context,
+        tokens: dict[BlockId, int],
+        total: int,
+        candidates: list[Candidate],
+    ) -> None:
+        self.request = request
+        self.ranked = ranked
+        self.tokens = tokens
+        self.total = total
+        self.candidates = candidates
 
 
 @final
@@ -55,7 +68,7 @@ class Reuse:
         self,
         memory: Memory,
         replicas: ReplicaTable,
-        queues: Mapping[ReplicaId, Queue],
+        queues: dict[ReplicaId, Queue],
         *,
         offline: OfflineOrders,
         search: Literal["exact", "paper"],
@@ -73,56 +86,69 @@ class Reuse:
 
     def wanted(self, request: PlanRequest) -> Wanted:
         """The request with the known prefixes that it could begin with."""
-        tokens = dict(zip(request.context, request.block_tokens, strict=True))
-        total = request.head_tokens + sum(request.block_tokens) + request.tail_tokens
-        return Wanted(request, tokens, total, self.candidates(request, tokens))
+        # Interned first: a look-up that finds its very key need not compare it.
+        ranked = tuple(map(interned, request.context))
+        sizes = request.block_tokens
+        tokens = dict(zip(ranked, sizes, strict=True))
+        total = request.head_tokens + sum(sizes) + request.tail_tokens
+        return Wanted(request, ranked, tokens, total, self._candidates(request, ranked, tokens))
 
-    def held(self, wanted: Wanted) -> dict[ReplicaId, Held]:
-        """What each live replica will have of it."""
-        replicas, memory, request = self._replicas, self._memory, wanted.request
-        live = replicas.live
-        matches = best_per_holder(wanted.candidates, replicas.mask)
-        tree = memory.trees.get(request.head)
-        of_head = tree.root.holders if tree is not None else 0
-        before = memory.records.get(request.predecessor) if request.predecessor else None
-        head_only, nothing = Held(None, request.head_tokens), Held(None, 0)
-        found: dict[ReplicaId, Held] = {}
+    def again(self, wanted: Wanted) -> Wanted:
+        """The same request, with what is known by now."""
+        candidates = self._candidates(wanted.request, wanted.ranked, wanted.tokens)
+        return Wanted(wanted.request, wanted.ranked, wanted.tokens, wanted.total, candidates)
+
+    def held(self, wanted: Wanted, infos: list[ReplicaInfo]) -> list[Held]:
+        """What each of these usable replicas will have of it."""
+        request = wanted.request
+        replicas, queues = self._replicas, self._queues
+        asked = believed = replicas.mask
+        if len(infos) == 1:
+            asked &= 1 << replicas.bit(infos[0].replica)
+        matches = best_per_holder(wanted.candidates, asked)
+        tree = self._memory.trees.get(request.head)
+        of_head = tree.root.holders & believed if tree is not None else 0
+        earlier = request.predecessor
+        before = self._memory.records.get(earlier) if earlier is not None else None
         head_tokens = request.head_tokens
-        believed = replicas.mask
-        for replica, bit in replicas.usable_bits:
+        head_only, nothing = Held(None, head_tokens), Held(None, 0)
+        found: list[Held] = []
+        for info in infos:
+            replica = info.replica
+            bit = 1 << replicas.bit(replica)
             match = matches.get(bit)
-            if not believed >> bit & 1:
-                found[replica] = nothing
-            elif of_head >> bit & 1:
-                found[replica] = Held(match, head_tokens + match.tokens) if match else head_only
-            elif before is not None and before.replica == replica:
-                found[replica] = Held(match, min(before.tokens_left, request.head_tokens))
-            else:
-                found[replica] = nothing
-            queue = self._queues.get(replica, IDLE)
-            capacity = live[replica].capacity_tokens
-            if queue.new_tokens + (now := found[replica]).tokens > capacity and tree is not None:
+            now = nothing
+            if of_head & bit:
+                now = Held(match, head_tokens + match.tokens) if match is not None else head_only
+            elif before is not None and before.replica == replica and believed & bit:
+                now = Held(match, min(before.tokens_left, head_tokens))
+            queue, capacity = queues.get(replica, IDLE), info.capacity_tokens
+            if queue.new_tokens + now.tokens > capacity and tree is not None:
                 left = _left(now, queue, tree, head_tokens, capacity)
-                found[replica] = Held(now.match, now.had, left)
+                now = Held(now.match, now.had, left)
+            found.append(now)
         return found
 
     def most_held(self, request: PlanRequest) -> int:
         """Leading tokens of the prompt that some replica has."""
-        return max((one.tokens for one in self.held(self.wanted(request)).values()), default=0)
+        held = self.held(self.wanted(request), self._replicas.usable_infos)
+        return max((one.tokens for one in held), default=0)
 
-    def prompt(self, wanted: Wanted) -> Prompt:
-        """The request as `joint.lay_out` takes it; replicas in the order of those usable."""
+    def prompt(self, wanted: Wanted, *, prefixes: bool) -> Prompt:
+        """The request as `joint.lay_out` takes it; replicas in the order of those usable.
+
+        prefixes: whether the window is small enough to be mended, so that they are asked for.
+        """
         request = wanted.request
-        found = self.held(wanted)
-        held = [found[replica] for replica in self._replicas.usable]
+        held = self.held(wanted, self._replicas.usable_infos)
         return Prompt(
             request.head,
             request.head_tokens,
             wanted.tokens,
             wanted.total,
-            not request.movable,
-            [one.match.prefix if one.match else () for one in held],
-            [one.tokens for one in held],
+            fixed=not request.movable,
+            prefix=[one.match.prefix if prefixes and one.match else () for one in held],
+            held=[one.tokens for one in held],
         )
 
     def order(
@@ -132,15 +158,14 @@ class Reuse:
 
         followers: contexts that come next to that replica; what they share stands first.
         """
-        request, tokens = wanted.request, wanted.tokens
-        ranked = tuple(map(interned, request.context))
-        if not request.movable:
+        ranked, tokens = wanted.ranked, wanted.tokens
+        if not wanted.request.movable:
             return ranked, 0
         candidates = wanted.candidates
         if not candidates:
             candidates = limited_search(self._offline.root, ranked, tokens, self._limits)
         path = best_path(candidates, self._replicas.bit(replica), self.rest_order.trust)
-        given_up = max(0, held.tokens - request.head_tokens - path.held_tokens)
+        given_up = max(0, held.tokens - wanted.request.head_tokens - path.held_tokens)
         if self._search == "paper":
             return order(ranked, path.prefix), given_up
         prefix = path.prefix
@@ -148,17 +173,19 @@ class Reuse:
             prefix = self._limits.leading(ranked, shared_first(ranked, prefix, followers, tokens))
         return self.rest_order.arrange(ranked, prefix, tokens), given_up
 
-    def candidates(self, request: PlanRequest, tokens: dict[BlockId, int]) -> list[Candidate]:
+    def _candidates(
+        self, request: PlanRequest, context: Context, tokens: dict[BlockId, int]
+    ) -> list[Candidate]:
         """Known prefixes that the request could begin with. tokens: of each block."""
         tree = self._memory.trees.get(request.head)
         if tree is None:
             return []
         if not request.movable:
-            return fixed_search(tree.root, request.context, tokens)
+            return fixed_search(tree.root, context, tokens)
         if self._search == "paper" and not self._limits.bind:
-            return greedy_search(tree.root, request.context, tokens, self._alpha)
+            return greedy_search(tree.root, context, tokens, self._alpha)
         familiar = self.rest_order.popular
-        return limited_search(tree.root, request.context, tokens, self._limits, familiar)
+        return limited_search(tree.root, context, tokens, self._limits, familiar)
 
 
 def _left(held: Held, queue: Queue, tree: ContextTree, head_tokens: int, capacity: int) -> int:

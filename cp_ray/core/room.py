@@ -8,7 +8,9 @@ the time in which nothing is prefilled.
 
 from __future__ import annotations
 
-WEIGHT = 0.02
+from typing import Final
+
+WEIGHT: Final = 0.02
 """Of one answer in the mean: about the last fifty count."""
 
 

@@ -8,21 +8,21 @@ nodes carry the bit set of their holders.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter, itemgetter
-from typing import final
+from operator import attrgetter
+from typing import Final, final
 
 from cp_ray.core.distance import distance
-from cp_ray.core.node import ContextNode
+from cp_ray.core.node import ContextNode, mark
 from cp_ray.core.types import BlockId, Context
 
-NODE_BUDGET = 56
+NODE_BUDGET: Final = 56
 """Nodes one exact search may look at, and at most one node's matching children more: O(budget +
 |C|) edges, whatever is stored (p99 was 4.7 ms without). Busy branches are looked at first, so the
 traces reuse at most 0.07 points less than at 200 (benchmarks/LOG.md)."""
 
 
 _BY_TOKENS = attrgetter("tokens")
-MAX_FREQUENCY = 50
+MAX_FREQUENCY: Final = 50
 """Passes of a node that count; beyond, it is popular enough."""
 
 
@@ -58,11 +58,6 @@ class Candidate:
     def prefix(self) -> Context:
         """The blocks, in the order a holder has them."""
         return self.node.context[: self.length]
-
-
-_Open = tuple[int, ContextNode, int, int, Candidate | None]
-"""A node that matched whole: requests that passed, itself, tokens, familiarity, candidate."""
-_PASSED = itemgetter(0)
 
 
 def greedy_search(
@@ -113,18 +108,23 @@ def exact_search(
     prefix is the one worth most tokens among these. remembered: with orders nobody holds now.
     """
     found: list[Candidate] = []
-    stack: list[_Open] = [(0, root, 0, 0, None)]
+    stack = [Candidate(root, 0, 0, 0)]
     few = len(context) // 2
     top, top_holders = 0, 0
+    marks = 0
+    for block in context:
+        marks |= mark(block)
     while stack and budget > 0:
-        _, node, gained_above, familiar_above, above = stack.pop()
+        opened = stack.pop()
+        node = opened.node
+        above = opened if opened.length else None
         children = node.children
         # `tokens` has exactly the context's blocks as keys: look up from the side that is cheaper.
         if len(children) <= few:
-            matching = [child for first, child in children.items() if first in tokens]
+            matching = [children[first] for first in children if first in tokens]
         else:
             matching = [child for first in context if (child := children.get(first)) is not None]
-        deeper: list[_Open] = []
+        bottom = len(stack)
         # Read all edges at once: what is not in the processor's cache comes side by side.
         edges = [child.edge for child in matching]
         for at, child in enumerate(matching):
@@ -132,7 +132,7 @@ def exact_search(
             holders = child.holders
             if not holders and not remembered:
                 continue
-            gained = gained_above
+            gained = opened.tokens
             length = node.depth
             for block in edges[at]:
                 more = tokens.get(block)
@@ -140,23 +140,24 @@ def exact_search(
                     break
                 gained += more
                 length += 1
-            ends = length < child.depth or not child.children
+            ends = length < child.depth or not child.marks
             # Whoever holds this end of a path holds a better one already seen.
             if ends and gained <= top and holders and holders | top_holders == top_holders:
                 continue
             passed = child.frequency
-            familiar = familiar_above + (gained - gained_above) * (
+            familiar = opened.familiar + (gained - opened.tokens) * (
                 passed if passed < MAX_FREQUENCY else MAX_FREQUENCY
             )
             here = Candidate(child, length, gained, holders, familiar, above=above)
             found.append(here)
             if gained > top:
                 top, top_holders = gained, holders
-            if not ends:
-                deeper.append((passed, child, gained, familiar, here))
-        if len(deeper) > 1:
-            deeper.sort(key=_PASSED)
-        stack += deeper
+            if ends or not child.marks & marks:  # no child of it can match
+                continue
+            place = len(stack)
+            while place > bottom and stack[place - 1].node.frequency > passed:
+                place -= 1
+            stack.insert(place, here)
     return found
 
 
@@ -184,15 +185,16 @@ def fixed_search(
 
 
 def best_per_holder(candidates: Sequence[Candidate], wanted: int) -> dict[int, Candidate]:
-    """The candidate worth most tokens for each bit of `wanted` that holds any."""
+    """The candidate worth most tokens for each of the bits `wanted` that holds any, by that bit."""
     best: dict[int, Candidate] = {}
     left = wanted
-    for candidate in sorted(candidates, key=_BY_TOKENS, reverse=True):
+    ranked: list[Candidate] = sorted(candidates, key=_BY_TOKENS, reverse=True)
+    for candidate in ranked:
         fresh = candidate.holders & left
-        left &= ~fresh
+        left ^= fresh
         while fresh:
             bit = fresh & -fresh
-            best[bit.bit_length() - 1] = candidate
+            best[bit] = candidate
             fresh ^= bit
         if not left:
             break

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cp_ray.core.node import NO_CHILDREN, ContextNode
+from cp_ray.core.node import NO_CHILDREN, ContextNode, mark
 from cp_ray.core.remembered import RememberedOrders
 from cp_ray.core.types import Context, RequestId
 from cp_ray.errors import InvariantError
@@ -130,6 +130,9 @@ class ContextTree:
                 slots.add(child.slot)
                 holders |= child.holders
             _require(len(slots) == len(node.children), "slots are unique", node)
+            marked = all(node.marks & mark(first) for first in node.children)
+            _require(marked, "children's blocks are marked", node)
+            _require(bool(node.children or not node.marks), "a leaf has no marks", node)
             _require(node.holders == holders, "holders are the union below", node)
             _require(
                 bool(node.children)

@@ -6,6 +6,8 @@ import random
 
 from cp_ray.core.index import ContextIndex
 from cp_ray.core.joint import Prompt, lay_out
+from cp_ray.core.own_times import Alone, OwnTimes
+from cp_ray.core.prefill_curve import PrefillCurve
 from cp_ray.core.types import (
     BlockId,
     FirstToken,
@@ -74,14 +76,16 @@ def test_a_window_keeps_away_from_where_many_wait() -> None:
     """The wait of the second replica is a little longer, but it keeps fewer others waiting."""
     prompts = [
         Prompt(
-            HeadId("h"), 0, {BlockId(f"b{n}"): 900}, 900, fixed=False, prefix=((), ()), held=(0, 0)
+            HeadId("h"), 0, {BlockId(f"b{n}"): 900}, 900, fixed=False, prefix=[(), ()], held=[0, 0]
         )
         for n in range(8)
     ]
 
+    own = OwnTimes(Alone(PrefillCurve(1.0, 0.0, 0.0, 0.0)), [0.0, 0.0], [1.0, 1.0])
+
     def placed(surcharge: list[float] | None, count: int) -> list[int]:
         window = prompts[:count]
-        places = lay_out(window, [1.0, 1.4], lambda *_: 1.0, lambda _: 1.0, surcharge=surcharge)
+        places = lay_out(window, [1.0, 1.4], own, lambda _: 1.0, surcharge=surcharge)
         return [place.replica for place in places]
 
     for count in (1, 4, 8):  # mended, and too large for it

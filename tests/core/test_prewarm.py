@@ -89,6 +89,6 @@ def test_a_warmed_prefix_is_planned_as_a_request_and_found_by_the_next() -> None
     asked_next = PlanRequest(
         RequestId("q"), HeadId("h"), HEAD, (BlockId("a"), BlockId("b")), (BLOCK, BLOCK), 9
     )
-    held = index.reuse.held(index.reuse.wanted(asked_next))
-    assert held[new.replica].tokens == HEAD + 2 * BLOCK
+    (held,) = index.reuse.held(index.reuse.wanted(asked_next), [new])
+    assert held.tokens == HEAD + 2 * BLOCK
     index.check()

@@ -73,18 +73,19 @@ class TreeMachine(RuleBasedStateMachine):
         exact = best_per_holder(exact_search(root, context, tokens), 0b1110)
         fixed = best_per_holder(fixed_search(root, context, tokens), 0b1110)
         for holder in (1, 2, 3):
+            its = 1 << holder
             mine = [stored for stored, bit in self.model.values() if bit == holder]
             best = max(
                 (sum(size[b] for b in s[: longest(s, set(context))]) for s in mine), default=0
             )
-            assert (exact[holder].tokens if holder in exact else 0) == best
-            if holder in exact:
-                assert set(exact[holder].prefix) <= set(context)
+            assert (exact[its].tokens if its in exact else 0) == best
+            if its in exact:
+                assert set(exact[its].prefix) <= set(context)
             as_given = max(
                 (sum(1 for _ in range(len(s)) if s[: _ + 1] == context[: _ + 1]) for s in mine),
                 default=0,
             )
-            assert (fixed[holder].length if holder in fixed else 0) == as_given
+            assert (fixed[its].length if its in fixed else 0) == as_given
         greedy = greedy_search(root, context, tokens, 0.001)
         if greedy:
             assert set(greedy[-1].prefix) <= set(context)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import hashlib
 import importlib
 import logging
@@ -34,6 +33,7 @@ from cp_ray.core.types import (
 )
 from cp_ray.core.warming import Offer, Warming
 from cp_ray.errors import ConfigError
+from cp_ray.index_actor.collector import collect_seldom
 from cp_ray.index_actor.journal import IndexJournal
 from cp_ray.index_actor.observer import Observer
 from cp_ray.index_actor.recording import Recording
@@ -95,8 +95,7 @@ class IndexActor:
         for task in self._tasks:
             task.add_done_callback(_begin_anew)
         importlib.import_module("scipy.optimize")  # the first fit would, for a tenth of a second
-        gc.collect()
-        gc.freeze()  # else each full pass goes over what imports made: 95 ms without a plan
+        collect_seldom()
 
     async def plan(self, payload: bytes, deadline_s: float, heard: bytes) -> bytes:
         """Wire-encoded list[PlanRequest] -> list[Step]; nothing when nobody waits any more.

@@ -7,8 +7,7 @@ nodes carry the bit set of their holders.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Mapping
 from typing import Final, final
 
 from cp_ray.core.distance import distance
@@ -21,7 +20,6 @@ NODE_BUDGET: Final = 56
 traces reuse at most 0.07 points less than at 200 (benchmarks/LOG.md)."""
 
 
-_BY_TOKENS = attrgetter("tokens")
 MAX_FREQUENCY: Final = 50
 """Passes of a node that count; beyond, it is popular enough."""
 
@@ -184,20 +182,28 @@ def fixed_search(
     return found
 
 
-def best_per_holder(candidates: Sequence[Candidate], wanted: int) -> dict[int, Candidate]:
-    """The candidate worth most tokens for each of the bits `wanted` that holds any, by that bit."""
+def best_per_holder(candidates: list[Candidate], wanted: int) -> dict[int, Candidate]:
+    """The candidate worth most tokens for each of the bits `wanted` that holds any, by that bit.
+
+    Of candidates worth the same the one found first.
+    """
     best: dict[int, Candidate] = {}
     left = wanted
-    ranked: list[Candidate] = sorted(candidates, key=_BY_TOKENS, reverse=True)
-    for candidate in ranked:
-        fresh = candidate.holders & left
+    while left:
+        # Not sorted once: most often few candidates serve all, or one bit is wanted.
+        top: Candidate | None = None
+        most = -1
+        for candidate in candidates:
+            if candidate.tokens > most and candidate.holders & left:
+                top, most = candidate, candidate.tokens
+        if top is None:
+            return best
+        fresh = top.holders & left
         left ^= fresh
         while fresh:
             bit = fresh & -fresh
-            best[bit] = candidate
+            best[bit] = top
             fresh ^= bit
-        if not left:
-            break
     return best
 
 

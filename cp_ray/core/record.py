@@ -6,7 +6,6 @@ import sys
 from array import array
 from bisect import bisect_right
 from enum import Enum
-from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -59,8 +58,11 @@ class Record(msgspec.Struct, gc=False):
 
     def block_tokens(self, count: int) -> tuple[int, ...]:
         """Tokens of each of the first `count` blocks."""
-        ends = [0, *array(CODE, self.ends)[:count]]
-        return tuple([end - start for start, end in pairwise(ends)])
+        sizes, start = [], 0
+        for end in array(CODE, self.ends)[:count]:
+            sizes.append(end - start)
+            start = end
+        return tuple(sizes)
 
 
 def record_of(

@@ -18,6 +18,9 @@ from cp_ray.setting_types import JsonDict, Key, Keys, Names, reveal
 MOST_FOLLOWED = 1 << 16
 
 
+DataPlane = Literal["ingress", "direct"]
+
+
 class AppConfig(BaseModel):
     """Settings of one cp_ray application. Sizes in tokens or bytes, times in seconds."""
 
@@ -132,7 +135,7 @@ class AppConfig(BaseModel):
     )
 
     # Router.
-    data_plane: Literal["ingress", "direct"] = Field(
+    data_plane: DataPlane = Field(
         default="ingress",
         description="how answers travel: through the Router, or from the engine replica past it, "
         "by HAProxy (docs/operations.md says what Serve must be started with)",

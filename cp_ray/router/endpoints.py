@@ -42,6 +42,7 @@ def build_api(
     handed: whether requests bring their plans, from a Router that has counted them.
     """
     api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    api.state.named = handed
 
     @api.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
@@ -137,7 +138,7 @@ async def _answer(request: Request, work: Callable[[], Awaitable[Response]]) -> 
         return _failed(error, request)
     except Exception as error:  # noqa: BLE001 - the boundary: what is unknown becomes a 500
         return _failed(_own_fault(error), request)
-    response.headers["x-request-id"] = _request_id(request)
+    response.headers.update(_name(request))
     return response
 
 
@@ -151,7 +152,12 @@ def _own_fault(error: Exception) -> CpRayError:
 
 def _failed(error: CpRayError, request: Request) -> Response:
     status, headers, body = to_http(error)
-    return JSONResponse(body, status, {**headers, "x-request-id": _request_id(request)})
+    return JSONResponse(body, status, {**headers, **_name(request)})
+
+
+def _name(request: Request) -> dict[str, str]:
+    """The header with the request's id, unless Serve's own server puts it into the answer."""
+    return {} if request.app.state.named else {"x-request-id": _request_id(request)}
 
 
 def _request_id(request: Request) -> str:

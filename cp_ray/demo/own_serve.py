@@ -47,7 +47,7 @@ def direct_environment() -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="ha-")
     os.environ |= DIRECT_SETTINGS
     for name, file in HAPROXY_FILES.items():
-        os.environ[f"RAY_SERVE_HAPROXY_{name}"] = os.path.join(folder, file)
+        os.environ[f"RAY_SERVE_HAPROXY_{name}"] = str(Path(folder, file))
     for name in ("METRICS_PORT", "STATS_PORT"):
         os.environ[f"RAY_SERVE_HAPROXY_{name}"] = str(free_port())
     # Half a minute by default, for load balancers that have to notice; nobody asks here any more.

@@ -45,8 +45,8 @@ SETTINGS = {
 class ServeOptions(msgspec.Struct, frozen=True):
     """pairs: of blocks for each body and text. block_s: of load. load: of cp_ray's own limit.
 
-    streams: to be open at a time; 0 = do not try. data_plane: cp_ray's; with "direct" HAProxy stands
-    before both applications, and this process is in `own_serve.direct_environment`.
+    streams: to be open at a time; 0 = do not try. data_plane: cp_ray's; with "direct" HAProxy
+    stands before both applications, and this process is in `own_serve.direct_environment`.
     """
 
     sizes: tuple[int, ...] = (2, 60)
@@ -72,13 +72,13 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """One kind of body. inside_*: from the body read to the engine call issued, milliseconds; on the
-    direct data plane in the Router and in the replica together, without the way between.
+    """One kind of body. inside_*: from the body read to the engine call issued, milliseconds.
 
-    text_cpu_ms: CPU that reading, cutting and tokenizing one such body takes in the Router, and in
-    the bare one. echo_ms: median and p99 of a byte to a process that does nothing and back,
-    meanwhile: the floor of any plan. added_*: (mean difference, half of its 95% interval) over
-    pairs of blocks.
+    On the direct data plane that is in the Router and in the replica together, without the way
+    between. text_cpu_ms: CPU that reading, cutting and tokenizing one such body takes in the
+    Router, and in the bare one. echo_ms: median and p99 of a byte to a process that does nothing
+    and back, meanwhile: the floor of any plan. added_*: (mean difference, half of its 95% interval)
+    over pairs of blocks.
     """
 
     kilobytes: int

@@ -34,6 +34,10 @@ class Actor:
         self.faults = list(faults)
         self.heard: list[Feedback] = []
         self.plan, self.hear, self.ready = map(Method, (self._plan, self._hear, self._ready))
+        self.line = Method(self._where)
+
+    async def _where(self) -> None:
+        return None
 
     async def _ready(self) -> float:
         return time.monotonic()

@@ -1,4 +1,4 @@
-"""A line of its own between the index and those who ask it on its host (docs/decisions/0031).
+"""A line of its own between the index and those who ask it on its host (docs/decisions/0032).
 
 An actor's call passes four threads on its way there and back; a socket passes none. It is an
 abstract Unix socket: no file stays behind, and only its host (and network namespace) reaches it.

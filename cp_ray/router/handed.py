@@ -2,7 +2,7 @@
 
 HAProxy asks the Router where a request goes, sends it there with the Router's answer as a header,
 and drops what a client put into it. The replica makes the same prompt of the same body, so of the
-plan only the places of its blocks have to travel (docs/decisions/0030).
+plan only the places of its blocks have to travel (docs/decisions/0031).
 """
 
 from __future__ import annotations

@@ -93,9 +93,8 @@ def play(workload: Workload, cell: Cell) -> Outcome:
         else:
             times = bursty(workload.stamps, chains, rate, cell.seed)
         simulation.open_loop(jobs, times)
-    return _outcome(
-        simulation.done, hardware.replicas, cell.arrivals == "closed", simulation.route_s
-    )
+    done = sorted(simulation.done, key=lambda live: live.arrived_s)[workload.warming :]
+    return _outcome(done, hardware.replicas, cell.arrivals == "closed", simulation.route_s)
 
 
 def step_cost(hardware: Hardware) -> StepCost:
@@ -111,14 +110,14 @@ def new_replica(model: Model, cache: PrefixCache, cost: StepCost | None = None) 
 
 
 def _outcome(done: Sequence[Live], replicas: int, closed: bool, route_s: float) -> Outcome:
-    by_arrival = sorted(done, key=lambda live: live.arrived_s)
-    ttft = [live.first_s - live.arrived_s for live in by_arrival]
+    """done: by arrival."""
+    ttft = [live.first_s - live.arrived_s for live in done]
     ranked = sorted(ttft)
     count = len(ranked)
     chains = sum(live.job.after is None for live in done)
     sent, found = (sum(of) for of in zip(*(live.block_tokens() for live in done), strict=True))
     prompts = sum(live.prompt_tokens for live in done)
-    end_s = max(live.ended_s for live in done) if closed else by_arrival[-1].arrived_s
+    end_s = max(live.ended_s for live in done) if closed else done[-1].arrived_s
     served = sum(live.prompt_tokens for live in done if live.first_s <= end_s)
     prefilled = [0] * replicas
     for live in done:

@@ -118,6 +118,10 @@ def test_prompts_that_no_replica_could_hold_are_left_out_with_what_follows_them(
 def test_where_all_was_sent_before_only_the_second_time_counts_and_all_is_found() -> None:
     twice = repeated(some_workload(), 2, warming=1)
     assert (twice.name, len(twice.jobs), twice.warming) == ("made_x2_warm", 120, 60)
+    chain = Workload("made", (job("a", "x"), job("b", *"xyz"), job("c", "x")))
+    fits = fitting(repeated(chain, 2, warming=1), 400)
+    assert (len(fits.jobs), fits.warming) == (4, 2), "what is left out was no warming either"
+    assert without_overlap(fits).warming == 2
     for policy in ("est_ttft", "cp_ray"):
         cell = Cell(Hardware(2, 1 << 20, "batching"), policy, "none", "poisson", 5.0, 1)
         out = play(twice, cell)

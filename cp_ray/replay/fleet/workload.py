@@ -103,7 +103,10 @@ def fitting(workload: Workload, cache_tokens: int) -> Workload:
             refused.add(request.request_id)
     # A refused turn ends its conversation there: what came before it was served.
     kept = tuple(job for job in workload.jobs if job.request.request_id not in refused)
-    return Workload(workload.name, kept, workload.stamps)
+    warming = sum(
+        job.request.request_id not in refused for job in workload.jobs[: workload.warming]
+    )
+    return msgspec.structs.replace(workload, jobs=kept, warming=warming)
 
 
 def without_overlap(workload: Workload) -> Workload:
@@ -115,13 +118,15 @@ def without_overlap(workload: Workload) -> Workload:
         jobs.append(
             msgspec.structs.replace(job, request=msgspec.structs.replace(request, context=own))
         )
-    return Workload(f"{workload.name}_no_overlap", tuple(jobs), workload.stamps)
+    name = f"{workload.name}_no_overlap"
+    return msgspec.structs.replace(workload, name=name, jobs=tuple(jobs))
 
 
 def without_answers(workload: Workload) -> Workload:
     """The same prompts, each answered by one token: prefill alone."""
     jobs = tuple(msgspec.structs.replace(job, output_tokens=1) for job in workload.jobs)
-    return Workload(f"{workload.name}_no_answers", jobs, workload.stamps)
+    name = f"{workload.name}_no_answers"
+    return msgspec.structs.replace(workload, name=name, jobs=jobs)
 
 
 def repeated(workload: Workload, times: int, warming: int = 0) -> Workload:

@@ -184,4 +184,9 @@ def cells(
         for seed, loads in product(SEEDS[:seeds], LOADS):
             for part in parts:
                 for arm in arms(part, strong):
-                    yield from (at(part, load, seed, arm) for load in loads)
+                    yield from (at(part, load, seed, arm) for load in loads_of(part, loads))
+
+
+def loads_of(part: Part, loads: tuple[float, ...]) -> tuple[float, ...]:
+    """The control's are those whose first time, which it does not count, leaves no backlog."""
+    return tuple(load for load in loads if part != CONTROL or load < 1.0)

@@ -65,7 +65,8 @@ def test_every_policy_meets_every_part_load_and_seed_once() -> None:
         ordered = 0 if part.trace.startswith("mooncake") else 4
         assert sum(order == "paper" for _, order in arms) == ordered
         assert sum(policy.startswith("cp_ray-") for policy, _ in arms) == 4
-    for part in (*PARTS, *APART, CONTROL):
+    assert {c.load for c in grid if c.part == CONTROL} == {0.5, 0.8}
+    for part in (*PARTS, *APART):
         ours = [c for c in grid if (c.part, c.policy) == (part, "cp_ray")]
         assert {(c.load, c.seed) for c in ours} == {
             (load, s) for pair in LOADS for load in pair for s in SEEDS

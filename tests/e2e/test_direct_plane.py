@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -19,8 +20,9 @@ from cp_ray.router.handed import HEADER, Refused
 from tests.e2e.direct_plane import KEYS
 from tests.e2e.support import TOPICS, until
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
+ENGINE = "ServeReplica:direct:Engine"
 
 
 class Plane:
@@ -48,12 +50,14 @@ class Plane:
         found: dict[str, Any] = (answer.model_extra or {})["cp_ray"]
         return found
 
-    def engines(self) -> list[psutil.Process]:
-        return [
-            child
-            for child in self._process.children(recursive=True)
-            if "ServeReplica:direct:Engine" in "".join(child.cmdline()[:1])
-        ]
+    def processes(self, kind: str) -> list[psutil.Process]:
+        """Of Ray's, those whose title begins so."""
+        found = []
+        for child in self._process.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if "".join(child.cmdline()[:1]).startswith(f"ray::{kind}"):
+                    found.append(child)
+        return found
 
 
 @pytest.fixture(scope="module")
@@ -151,9 +155,18 @@ def test_bad_input_names_the_field_and_other_routes_answer(plane: Plane) -> None
     assert len(plan.json()["documents"]) == 1
 
 
+def test_without_the_index_requests_are_answered_and_planned_again_later(plane: Plane) -> None:
+    (index,) = plane.processes("IndexActor")
+    index.kill()
+    for number in range(6):
+        answer = plane.ask(fresh(number, salt=f"no index {number}"))
+        assert answer["reason"] in ("passthrough", "load", "holder", "spill")
+    until(lambda: plane.ask(fresh(0, 1, salt="index back"))["reason"] == "holder")
+
+
 def test_when_a_replica_dies_the_others_answer_and_it_comes_back(plane: Plane) -> None:
     """Those that it was answering are lost: nobody stands between it and their clients."""
-    killed = plane.engines()[0]
+    killed = plane.processes(ENGINE)[0]
     killed.kill()
     answered = 0
     for number in range(40):
@@ -163,5 +176,5 @@ def test_when_a_replica_dies_the_others_answer_and_it_comes_back(plane: Plane) -
         except (openai.APIStatusError, openai.APIConnectionError):
             continue
     assert answered >= 30
-    until(lambda: len(plane.engines()) == 2, 120)
+    until(lambda: len(plane.processes(ENGINE)) == 2, 120)
     until(lambda: plane.ask(fresh(0, salt="healed"))["timing_ms"].get("routed", 0) > 0)

@@ -46,7 +46,8 @@ def app(args: AppConfig) -> Application:
     engine = serve.deployment(DirectReplica if direct else EngineReplica).options(
         name=ENGINE,
         **replica_count(args),
-        max_ongoing_requests=args.max_ongoing_requests,
+        # Direct replicas let in who has to wait: they are fair about who goes next, Serve is not.
+        max_ongoing_requests=args.max_ongoing_requests + (args.max_queued_requests + 1) * direct,
         max_queued_requests=args.max_queued_requests,
         health_check_period_s=args.health_check_period_s,
         health_check_timeout_s=args.health_check_timeout_s,

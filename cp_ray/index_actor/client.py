@@ -143,8 +143,7 @@ class IndexClient:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._line is not None:
-            self._line.abort()
+        self._hang_up()
 
     async def _plan(self, requests: list[PlanRequest], deadline: float) -> list[Step] | None:
         heard = self._take()
@@ -180,6 +179,7 @@ class IndexClient:
     async def _keep_up(self) -> None:
         """Probe the actor after every fault, and now and then; find it again when it is gone."""
         pause_s = PROBE_S
+        asks_for_line = True  # not at each look: on another host there never is one
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._fault.wait(), KEEPALIVE_S)
@@ -187,10 +187,13 @@ class IndexClient:
                 if self._fault.is_set():
                     # The same handle survives a restart; a name that is gone is made anew.
                     self._actor = await asyncio.to_thread(obtain_index, self._app, self._config)
+                    self._hang_up()  # it may lead to a process that this actor has left
+                    asks_for_line = True
                 asked_s = time.monotonic()
                 its_s: float = await asyncio.wait_for(self._actor.ready.remote(), PROBE_TIMEOUT_S)
-                if self._line is None or not self._line.open:
+                if asks_for_line or (self._line is not None and not self._line.open):
                     self._line = await asyncio.wait_for(self._connected(), PROBE_TIMEOUT_S)
+                    asks_for_line = False
                 self._ahead_s = its_s - asked_s  # by the answer's way too much: never too early
             except Exception as error:  # noqa: BLE001 - whatever it is, the next probe may do better
                 self._break(repr(error))
@@ -201,6 +204,10 @@ class IndexClient:
             self._fault.clear()
             self._up = True
             self._heard.set()
+
+    def _hang_up(self) -> None:
+        if self._line is not None:
+            self._line.abort()
 
     async def _connected(self) -> Line | None:
         where = await self._actor.line.remote()

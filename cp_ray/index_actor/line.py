@@ -32,6 +32,8 @@ _ANSWER = struct.Struct("<II")
 _PEER = struct.Struct("3i")
 """What the kernel knows of the other end: process, user, group."""
 _SECRET_BYTES = 16
+WELCOME = 0
+"""The number that no call has: the other end is known now."""
 MOST_BYTES = 64 << 20
 """Of one frame, and of what waits to be written to one that does not read."""
 MOST_LINES = 1024
@@ -122,6 +124,7 @@ class _Caller(_Frames):
                 return
             if self._patience is not None:
                 self._patience.cancel()
+            self.send(_ANSWER.pack(0, WELCOME))
         super().data_received(data)
 
     def frame(self, head: tuple[Any, ...], rest: bytes) -> None:
@@ -149,6 +152,7 @@ class Lines:
         self._address = f"\0cp-ray-{secrets.token_hex(8)}"
         self._server: asyncio.Server | None = None
         self._opening = asyncio.Lock()
+        self._warned = False
         self._planned = 0
 
     def counters(self) -> dict[str, int]:
@@ -164,7 +168,9 @@ class Lines:
                 try:
                     self._server = await self._listen()
                 except OSError as error:
-                    _log.warning("No line to the index: %s. Calls go by Ray.", error)
+                    if not self._warned:
+                        _log.warning("No line to the index: %s. Calls go by Ray.", error)
+                    self._warned = True
                     return None
         return self._address, self.secret
 
@@ -196,10 +202,11 @@ class Line(_Frames):
         self._numbers = itertools.cycle(range(1, 1 << 31))
         self._calls: dict[int, asyncio.Future[bytes]] = {}
         self.open = False
+        self._decided = asyncio.Event()
 
     @classmethod
     async def connect(cls, address: str, secret: bytes) -> Line | None:
-        """None where the index is on another host, or takes no more lines. Never waits for it."""
+        """None where the index is on another host, or turns us away. Give it a time limit."""
         near = socket.socket(socket.AF_UNIX)
         near.setblocking(False)
         try:
@@ -209,17 +216,22 @@ class Line(_Frames):
             return None
         loop = asyncio.get_running_loop()
         _, line = await loop.create_unix_connection(lambda: cls(secret), sock=near)
-        return line
+        try:
+            await line._decided.wait()
+        except asyncio.CancelledError:
+            line.abort()
+            raise
+        return line if line.open else None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The secret goes first."""
         super().connection_made(transport)
         self.send(self._secret)
-        self.open = True
 
     def connection_lost(self, error: Exception | None) -> None:
         """Calls under way fail; later ones go by Ray."""
         self.open = False
+        self._decided.set()
         calls, self._calls = self._calls, {}
         for call in calls.values():
             if not call.done():
@@ -241,6 +253,9 @@ class Line(_Frames):
 
     def frame(self, head: tuple[Any, ...], rest: bytes) -> None:
         """An answer; nobody may wait for it any more."""
+        if head[1] == WELCOME:
+            self.open = True
+            self._decided.set()
         call = self._calls.get(head[1])
         if call is not None and not call.done():
             call.set_result(rest)

@@ -21,11 +21,12 @@ from cp_ray.router.call import Call
 from cp_ray.router.connection import ClientGone, while_connected
 from cp_ray.router.context_plan import context_plan
 from cp_ray.router.dispatch import REPLICA_LOST
-from cp_ray.router.handed import HEADER, Handed, Refused, read_header
+from cp_ray.router.handed import Refused, Seal
 from cp_ray.router.limits import parse, parse_score, read_json, too_large
 from cp_ray.router.openapi import openapi
 from cp_ray.router.responses import DONE, Format, Json, error_event, event
 from cp_ray.router.service import Service, known_error
+from cp_ray.router.taken import TakesBack, taken_of
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 _log = logging.getLogger("ray.serve")
@@ -35,30 +36,32 @@ WHOLE_TRIES = 3
 
 
 def build_api(
-    service: Service, lifespan: Lifespan | None = None, *, handed: bool = False
+    service: Service, lifespan: Lifespan | None = None, *, seal: Seal | None = None
 ) -> FastAPI:
     """The application; `lifespan` starts and stops what `service` was given.
 
-    handed: whether requests bring their plans, from a Router that has counted them.
+    seal: of the Routers that requests bring their plans from; None = they bring none.
     """
     api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    api.state.named = handed
+    api.state.named = seal is not None
+    if seal is not None:
+        api.add_middleware(TakesBack, seal=seal, planner=service.planner)
 
     @api.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await _answer(request, lambda: _generate(service, request, ChatRequest, handed))
+        return await _answer(request, lambda: _generate(service, request, ChatRequest))
 
     @api.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await _answer(
-            request, lambda: _generate(service, request, CompletionRequest, handed)
-        )
+        return await _answer(request, lambda: _generate(service, request, CompletionRequest))
 
     @api.post("/v1/context/plan")
     async def plan(request: Request) -> Response:
         async def work() -> Response:
-            counted = handed and service.take_back(read_header(request.headers.get(HEADER)))
-            tenant = service.admit(request.headers.get("authorization"), counted=counted)
+            taken = taken_of(request)
+            if taken.refused is not None:
+                return _refused(taken.refused)
+            tenant = service.admit(request.headers.get("authorization"), counted=taken.counted)
             value = read_json(await _body(request, service.config.max_body_bytes))
             reuse = service.reuse(request.headers.get("x-cp-ray-reuse"))
             return JSONResponse(await context_plan(service, value, tenant, reuse))
@@ -68,8 +71,6 @@ def build_api(
     @api.post("/v1/score")
     async def score(request: Request) -> Response:
         async def work() -> Response:
-            if handed:
-                service.take_back(read_header(request.headers.get(HEADER)))
             tenant = service.auth.tenant(request.headers.get("authorization"))
             value = read_json(await _body(request, service.config.max_body_bytes))
             given = parse_score(value)
@@ -155,6 +156,10 @@ def _failed(error: CpRayError, request: Request) -> Response:
     return JSONResponse(body, status, {**headers, **_name(request)})
 
 
+def _refused(refused: Refused) -> Response:
+    return JSONResponse(refused.body, refused.status, refused.headers)
+
+
 def _name(request: Request) -> dict[str, str]:
     """The header with the request's id, unless Serve's own server puts it into the answer."""
     return {} if request.app.state.named else {"x-request-id": _request_id(request)}
@@ -169,16 +174,12 @@ def _request_id(request: Request) -> str:
 
 
 async def _generate(
-    service: Service,
-    request: Request,
-    kind: type[ChatRequest] | type[CompletionRequest],
-    handed: bool,
+    service: Service, request: Request, kind: type[ChatRequest] | type[CompletionRequest]
 ) -> Response:
-    plan = read_header(request.headers.get(HEADER)) if handed else None
-    if isinstance(plan, Refused):
-        return JSONResponse(plan.body, plan.status, plan.headers)
-    given: Handed | None = plan
-    tenant = service.admit(request.headers.get("authorization"), counted=plan is not None)
+    taken = taken_of(request)
+    if taken.refused is not None:
+        return _refused(taken.refused)
+    tenant = service.admit(request.headers.get("authorization"), counted=taken.counted)
     data = await _body(request, service.config.max_body_bytes)
     began: float | None = time.perf_counter()
     body = read_json(data)
@@ -189,10 +190,10 @@ async def _generate(
     explain = request.headers.get("x-cp-ray-explain", "0").lower() in ("1", "true")
 
     async def begin() -> tuple[Call, Format]:
-        nonlocal began, given
+        nonlocal began
         trace = request.headers.get("traceparent")
-        working = service.call(asked, tenant, reuse, trace, began, handed=given)
-        began = given = None  # another try begins when it begins
+        working = service.call(asked, tenant, reuse, trace, began, taken=taken)
+        began = None  # another try begins when it begins
         call = await while_connected(request, working)
         request.state.request_id = call.request.request_id
         return call, Format(

@@ -2,13 +2,15 @@
 
 HAProxy asks the Router where a request goes, sends it there with the Router's answer as a header,
 and drops what a client put into it. The replica makes the same prompt of the same body, so of the
-plan only the places of its blocks have to travel (docs/decisions/0031).
+plan only the places of its blocks have to travel (docs/decisions/0031). It is signed: HAProxy asks
+no Router, and drops nothing, while it knows of none.
 """
 
 from __future__ import annotations
 
 import binascii
 import hashlib
+import hmac
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any
 
@@ -24,7 +26,10 @@ AUTHORIZATION = "authorization"
 """The one header of the client that HAProxy can be told to show the Router."""
 
 
-class Handed(msgspec.Struct, frozen=True, array_like=True):
+_SIGNATURE_BYTES = 16
+
+
+class Handed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """One request's plan. of: digest of the prompt that was planned.
 
     places: which of the request's own blocks comes first, second, ... The rest as in Step.
@@ -62,21 +67,50 @@ class Handed(msgspec.Struct, frozen=True, array_like=True):
             self.estimated_prefill_s,
         )
 
-    def header(self) -> str:
-        """Plain letters: HAProxy cuts it out of the Router's JSON by a pattern."""
-        return urlsafe_b64encode(wire.encode(self)).decode()
 
-
-class Refused(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to a request that gets no plan, for the replica to give: HAProxy would say 503."""
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The Router's answer, for the replica to give: HAProxy itself would say no more than 503."""
 
     status: int
     headers: dict[str, str]
     body: dict[str, Any]
 
-    def header(self) -> str:
-        """As that of a plan, with a mark before it."""
-        return "!" + urlsafe_b64encode(wire.encode(self)).decode()
+
+class Counted(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """It counts among the tenant's requests, and has no plan: the replica finds out why."""
+
+
+Given = Handed | Refused | Counted
+
+
+class Seal:
+    """What those that share a configuration sign with, and nobody else can."""
+
+    def __init__(self, config_json: str) -> None:
+        """config_json: holds the digests of all keys; of those a tenant knows its own."""
+        self._key = hashlib.blake2b(config_json.encode(), digest_size=32, person=b"handed").digest()
+
+    def header(self, given: Given) -> str:
+        """Plain letters: HAProxy cuts it out of the Router's JSON by a pattern."""
+        data = wire.encode(given)
+        return urlsafe_b64encode(self._signature(data) + data).decode()
+
+    def read(self, value: str | None) -> Given | None:
+        """What was handed; None where nothing was that is signed and can be read."""
+        if not value:
+            return None
+        try:
+            signed = urlsafe_b64decode(value)
+            data = signed[_SIGNATURE_BYTES:]
+            if not hmac.compare_digest(signed[:_SIGNATURE_BYTES], self._signature(data)):
+                return None
+            given: Given = wire.decode(data, Given)
+        except (binascii.Error, WireError, ValueError):
+            return None
+        return given
+
+    def _signature(self, data: bytes) -> bytes:
+        return hashlib.blake2b(data, key=self._key, digest_size=_SIGNATURE_BYTES).digest()
 
 
 def hand(plan: PlanRequest, step: Step, routed_ms: float) -> Handed:
@@ -95,17 +129,6 @@ def hand(plan: PlanRequest, step: Step, routed_ms: float) -> Handed:
         step.estimated_prefill_s,
         routed_ms,
     )
-
-
-def read_header(value: str | None) -> Handed | Refused | None:
-    """What was handed; None where there is nothing that can be read: then nothing was planned."""
-    if not value:
-        return None
-    kind: type[Handed] | type[Refused] = Refused if value[0] == "!" else Handed
-    try:
-        return wire.decode(urlsafe_b64decode(value.removeprefix("!")), kind)
-    except (binascii.Error, WireError, ValueError):
-        return None
 
 
 def _digest(plan: PlanRequest) -> bytes:

@@ -14,20 +14,21 @@ from cp_ray.index_actor.client import IndexClient
 from cp_ray.index_actor.teller import Teller
 from cp_ray.router.endpoints import build_api
 from cp_ray.router.fleet_page import Fleet
+from cp_ray.router.handed import Seal
 from cp_ray.router.ports import Dispatcher, FetchInfo
 from cp_ray.router.service import Service
 from cp_ray.router.tokenizer import HuggingFaceTokenizer, PromptTokenizer, WordTokenizer
 from cp_ray.router.watch import Observer
 from cp_ray.store.client import Store
 from cp_ray.store.embedded_actor import redis_url
-from cp_ray.tracing import new_tracer
+from cp_ray.tracing import Tracer, new_tracer
 from cp_ray.workers.models import resolve_model
 
 _INDEX_PATIENCE_S = 15.0
 
 
 class Parts:
-    """One per process; `gather` makes it. The tracer is the caller's to close."""
+    """One per process; `gather` makes it."""
 
     def __init__(
         self, config: AppConfig, app: str, tokenizer: PromptTokenizer, store: Store
@@ -38,6 +39,7 @@ class Parts:
         self.index = IndexClient(app, config)
         self.teller = Teller(self.index)
         self._app = app
+        self._tracer: Tracer | None = None
 
     @classmethod
     async def gather(cls, config: AppConfig) -> Parts:
@@ -55,7 +57,7 @@ class Parts:
     ) -> Service:
         """The Service of this process. role: its name in traces. more: Service's own arguments."""
         name = serve.get_replica_context().replica_id.unique_id
-        tracer = new_tracer(self.config, self._app, role, name)
+        self._tracer = new_tracer(self.config, self._app, role, name)
         tell = self.teller.tell if self.config.reuse != "plain" else None
         service = Service(
             self.config,
@@ -64,16 +66,16 @@ class Parts:
             dispatcher=dispatcher,
             store=self.store,
             fetch_info=fetch_info,
-            observer=Observer(self._app, tell, tracer=tracer),
+            observer=Observer(self._app, tell, tracer=self._tracer),
             **more,
         )
         gc.collect()
         gc.freeze()  # else each full pass goes over what imports made, and every stream waits
         return service
 
-    def api(self, service: Service, *, handed: bool = False) -> FastAPI:
-        """All routes. handed: whether requests come with plans."""
-        api = build_api(service, handed=handed)
+    def api(self, service: Service, seal: Seal | None = None) -> FastAPI:
+        """All routes. seal: of the Routers from which requests come with plans."""
+        api = build_api(service, seal=seal)
         Fleet(self.config, self.teller).add_to(api)
         return api
 
@@ -81,6 +83,13 @@ class Parts:
         """What traffic fills: tokens of texts kept, and the most there can be."""
         most = self.config.tokenizer_cache_tokens
         return {"tokenized texts": (self.tokenizer.cached_tokens, most)}
+
+    async def close(self) -> None:
+        """Let go of the index, Redis and the collector of traces."""
+        await self.index.close()
+        await self.store.close()
+        if self._tracer is not None:
+            await self._tracer.close()
 
     async def _wait_for_index(self) -> None:
         """The first requests should be planned; but an index that does not come holds up nobody."""

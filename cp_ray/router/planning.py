@@ -34,6 +34,7 @@ class Planning:
     """Owner of the scheduling window and of what a prompt is made from.
 
     new_id: a name for each request. context_length: of the model; None where it is unknown.
+    ingresses: as `Service` has it.
     """
 
     def __init__(
@@ -47,12 +48,13 @@ class Planning:
         quotas: Quotas,
         new_id: Callable[[], str],
         context_length: Callable[[], Awaitable[int | None]],
+        ingresses: int | None = None,
     ) -> None:
         self.assembler = Assembler(tokenizer, config.public_model_name, _limits(config))
         self.conversations = Conversations(
             store, config.conversation_ttl_s, config.conversation_max_bytes
         )
-        self.guardrails = Guardrails(store, config)
+        self.guardrails = Guardrails(store, config, ingresses=ingresses)
         self.quotas = quotas
         self._auth = auth
         self._new_id = new_id
@@ -89,7 +91,11 @@ class Planning:
         Where the plan is of another prompt (the conversation's record has changed since) the order
         is the client's, and the index is told to forget what it planned.
         """
-        prepared = await self.prepare(request, tenant, reuse, handed.request_id)
+        try:
+            prepared = await self.prepare(request, tenant, reuse, handed.request_id)
+        except BaseException:
+            self._planner.feedback(Settled(handed.request_id, 0, ok=False))
+            raise
         step = handed.step(prepared.plan) if reuse != "plain" else None
         if step is not None:
             return prepared, step

@@ -10,16 +10,15 @@ from functools import partial
 from typing import Any
 
 from cp_ray.config import AppConfig
-from cp_ray.core.types import Settled
 from cp_ray.errors import CpRayError, EngineUnavailable, InvalidRequest
 from cp_ray.router.admission import Admission
 from cp_ray.router.assembly import Finished, Prepared, Request, Reuse
 from cp_ray.router.auth import Authenticator, Tenant
 from cp_ray.router.call import Call
-from cp_ray.router.handed import Handed, Refused
 from cp_ray.router.planning import Planning, size_of
 from cp_ray.router.ports import Dispatcher, FetchInfo, Planner, RecordStore
 from cp_ray.router.quotas import Quotas
+from cp_ray.router.taken import Taken
 from cp_ray.router.tokenizer import PromptTokenizer
 from cp_ray.router.watch import Observer, Watch
 from cp_ray.workers.engine import EngineInfo, EngineRequest
@@ -51,15 +50,16 @@ class Service:
         sent: Callable[[EngineRequest], None] | None = None,
         places: int | None = None,
         ingresses: int | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         """sent: is told every request that was planned, before it goes out.
 
         places: requests without a first token at a time; default: all that the engine replicas
-        have. ingresses: that share a tenant's limits; default: as configured.
+        have. ingresses: that take scores; default: as configured. quotas: other than theirs.
         """
         self.config = config
         self.auth = Authenticator(config)
-        self.quotas = Quotas(config, ingresses=ingresses)
+        self.quotas = quotas or Quotas(config)
         self.planner = planner
         self.planning = Planning(
             config,
@@ -70,6 +70,7 @@ class Service:
             quotas=self.quotas,
             new_id=new_id,
             context_length=self._context_length,
+            ingresses=ingresses,
         )
         self.clock = clock
         self.observer = observer or Observer()
@@ -121,12 +122,6 @@ class Service:
             self.quotas.request(tenant.name)
         return tenant
 
-    def take_back(self, handed: Handed | Refused | None) -> bool:
-        """What was planned is no generation: the index forgets it. Whether anything was handed."""
-        if isinstance(handed, Handed):
-            self.planner.feedback(Settled(handed.request_id, 0, ok=False))
-        return handed is not None
-
     async def call(
         self,
         request: Request,
@@ -135,18 +130,18 @@ class Service:
         traceparent: str | None = None,
         began: float | None = None,
         *,
-        handed: Handed | None = None,
+        taken: Taken | None = None,
     ) -> Call:
         """Prepare, plan, dispatch and wait for the first token.
 
-        began: when its body was read, by `time.perf_counter`. handed: its plan, where it has one.
+        began: when its body was read, by `time.perf_counter`. taken: what came with it.
         Raises InvalidRequest, Overloaded, EngineUnavailable or EngineError. The caller must close
         the call. Cancelling frees what was planned.
         """
         leave = self.quotas.enter(tenant.name)
         watch = self.observer.begin(tenant.name, traceparent, began)
         try:
-            call = await self._begin(request, tenant, reuse, watch, handed)
+            call = await self._begin(request, tenant, reuse, watch, taken or Taken())
         except BaseException as error:
             watch.failed(error)
             leave()
@@ -155,10 +150,10 @@ class Service:
         return call
 
     async def _begin(
-        self, request: Request, tenant: Tenant, reuse: Reuse, watch: Watch, handed: Handed | None
+        self, request: Request, tenant: Tenant, reuse: Reuse, watch: Watch, taken: Taken
     ) -> Call:
         async with self._admission.place(tenant.name, size_of(request)):
-            if handed is not None:
+            if (handed := taken.take()) is not None:
                 watch.routed(handed.routed_ms)
                 prepared, step = await self.planning.follow(handed, request, tenant, reuse)
             else:

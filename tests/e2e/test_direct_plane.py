@@ -16,7 +16,7 @@ import openai
 import psutil
 import pytest
 
-from cp_ray.router.handed import HEADER, Refused
+from cp_ray.router.handed import HEADER, Refused, Seal
 from tests.e2e.direct_plane import KEYS
 from tests.e2e.support import TOPICS, until
 
@@ -135,7 +135,7 @@ def test_keys_reach_the_router_and_tenants_share_nothing(plane: Plane) -> None:
 
 
 def test_a_client_cannot_hand_a_plan(plane: Plane) -> None:
-    forged = Refused(418, {}, {"error": {"message": "forged"}}).header()
+    forged = Seal("{}").header(Refused(418, {}, {"error": {"message": "forged"}}))
     assert plane.ask(fresh(1, salt="forged"), **{HEADER: forged})["reason"] == "load"
 
 

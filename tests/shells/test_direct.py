@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -18,11 +19,21 @@ from cp_ray.errors import ConfigError
 from cp_ray.router.direct import CUT, route_api
 from cp_ray.router.direct_settings import DIRECT_SETTINGS, check_direct
 from cp_ray.router.endpoints import build_api
-from cp_ray.router.handed import HEADER, Handed, Refused, hand, read_header
+from cp_ray.router.handed import HEADER, Counted, Given, Handed, Refused, Seal, hand
 from tests.shells.http_support import HTTP, Bench, served
 
 DOCUMENTS = ["alpha " * 30, "bravo " * 30, "carol " * 30]
+SEAL = Seal('{"some": "config"}')
 BODY = {"model": "sim", "messages": [{"role": "user", "content": "which?"}], "max_tokens": 3}
+
+
+def _plan(blocks: int, *, movable: bool = True) -> PlanRequest:
+    context = tuple(BlockId(f"b{n}") for n in range(blocks))
+    name = RequestId("r")
+    return PlanRequest(name, HeadId("h"), 3, context, (1,) * blocks, 0, movable=movable)
+
+
+STEP = Step(RequestId("r"), _plan(2).context, ReplicaId("r1"), "h/2", (1,), 7, "holder")
 
 
 class Plane:
@@ -61,13 +72,13 @@ def plane(**settings: Any) -> Iterator[Plane]:
     router = Bench(**settings)
     replica = Bench(planner=router.planner, store=router.store, **settings)
 
-    async def choose(plan: Handed | Refused | None) -> str:
+    async def choose(plan: Given | None) -> str:
         planned = plan.replica if isinstance(plan, Handed) else None
         return f"SERVE_REPLICA::app#Engine#{planned or 'any'}"
 
     with (
-        served(route_api(router.service, choose)) as routing,
-        served(build_api(replica.service, handed=True)) as answering,
+        served(route_api(router.service, choose, SEAL)) as routing,
+        served(build_api(replica.service, seal=SEAL)) as answering,
     ):
         yield Plane(router, replica, (routing, answering))
 
@@ -120,7 +131,7 @@ def test_a_plan_of_another_prompt_is_not_followed_and_forgotten(direct: Plane) -
     ]
     body = BODY | {"messages": history, "documents": DOCUMENTS[1:], "conversation": "lost"}
     route = HTTP.post(f"{direct.routing}/internal/route", json=body).json()["request_headers"]
-    handed = read_header(route[HEADER])
+    handed = SEAL.read(route[HEADER])
     assert isinstance(handed, Handed)
     kept, direct.replica.store.records = direct.replica.store.records, {}  # type: ignore[attr-defined]
     headers = route | {"x-cp-ray-explain": "1"}
@@ -138,7 +149,7 @@ def test_a_lower_level_keeps_the_clients_order(direct: Plane, level: str) -> Non
     body = BODY | {"documents": DOCUMENTS[::-1]}
     answer = direct.ask(body, x_cp_ray_reuse=level).json()["cp_ray"]
     assert answer["order"] == ["documents.0", "documents.1", "documents.2"]
-    handed = read_header(direct.routed[-1]["request_headers"][HEADER])
+    handed = SEAL.read(direct.routed[-1]["request_headers"][HEADER])
     assert isinstance(handed, Handed)
     assert Settled(handed.request_id, 0, ok=False) in direct.replica.planner.heard
 
@@ -161,17 +172,81 @@ def test_bad_input_is_answered_by_the_replica_in_our_words(
     assert says in answer.json()["error"]["message"]
 
 
-def test_other_requests_take_back_what_was_planned_for_them(direct: Plane) -> None:
-    body = BODY | {"documents": DOCUMENTS}
-    answer = direct.ask(body, "/v1/context/plan")
-    assert answer.status_code == 200
-    assert len(answer.json()["documents"]) == 3
-    handed = read_header(direct.routed[-1]["request_headers"][HEADER])
+@pytest.mark.parametrize(
+    ("path", "more", "status"),
+    [
+        ("/v1/context/plan", {}, 200),
+        ("/v1/unknown", {}, 404),
+        ("/v1/completions", {}, 400),
+        ("/v1/chat/completions", {"x_cp_ray_reuse": "bogus"}, 400),
+        ("/v1/chat/completions", {}, 200),
+    ],
+)
+def test_what_is_not_followed_is_taken_back(
+    direct: Plane, path: str, more: dict[str, str], status: int
+) -> None:
+    answer = direct.ask(BODY | {"documents": DOCUMENTS}, path, **more)
+    assert answer.status_code == status, answer.text
+    handed = SEAL.read(direct.routed[-1]["request_headers"][HEADER])
     assert isinstance(handed, Handed)
-    assert Settled(handed.request_id, 0, ok=False) in direct.replica.planner.heard
-    score = direct.ask({"id": "unknown", "score": 1}, "/v1/score")
-    assert score.status_code in (400, 404), "the Router's refusal is of a generation, and no matter"
-    assert "guardrail" in score.text or "id" in score.text
+    heard = [e for e in direct.replica.planner.heard if e.request_id == handed.request_id]
+    assert isinstance(heard[-1], Settled)
+    assert len([e for e in heard if isinstance(e, Settled)]) == 1, "once"
+    assert heard[-1].ok == (status == 200 and path.endswith("completions"))
+
+
+def test_a_body_too_large_for_the_replica_leaves_nothing_planned() -> None:
+    with plane(max_body_bytes=1024) as made:
+        answer = made.ask(
+            BODY | {"documents": [f"{n} {text}" for n in range(3) for text in DOCUMENTS]}
+        )
+        assert answer.status_code == 413
+        handed = SEAL.read(made.routed[-1]["request_headers"][HEADER])
+        assert isinstance(handed, Handed)
+        assert made.replica.planner.heard[-1] == Settled(handed.request_id, 0, ok=False)
+
+
+def test_calls_beyond_a_tenants_limit_leave_nothing_planned() -> None:
+    with plane(tenant_max_calls=1) as made, ThreadPoolExecutor(6) as pool:
+        made.replica.engine.delay_s = 0.2
+        answers = list(pool.map(lambda n: made.ask(BODY | {"documents": [f"{n}"]}), range(6)))
+        assert {answer.status_code for answer in answers} == {200, 429}
+        settled = [e for e in made.replica.planner.heard if isinstance(e, Settled)]
+        assert len(settled) == 6
+
+
+def test_scores_and_batches_are_no_business_of_the_routers(direct: Plane) -> None:
+    scored = direct.ask({"id": "unknown", "score": 1}, "/v1/score")
+    assert scored.status_code == 400
+    assert "guardrail" in scored.text
+    assert direct.routed[-1]["request_headers"] == {}
+    planned = direct.ask({"requests": [BODY | {"documents": DOCUMENTS}] * 2}, "/v1/context/plan")
+    assert len(planned.json()["plans"]) == 2
+    assert direct.routed[-1]["request_headers"] == {}
+
+
+def test_the_replica_judges_what_the_router_saw_cut_or_cannot_read(direct: Plane) -> None:
+    """A chunked body may come to the Router short, and unmarked."""
+    body = BODY | {"documents": DOCUMENTS}
+    route = HTTP.post(f"{direct.routing}/internal/route", content=b'{"model": "sim", "mess')
+    given = route.json()["request_headers"]
+    answer = HTTP.post(f"{direct.answering}/v1/chat/completions", json=body, headers=given)
+    assert answer.status_code == 200
+    missing = direct.ask({"model": "sim", "documents": DOCUMENTS})
+    assert (missing.status_code, missing.json()["error"]["param"]) == (400, "messages")
+
+
+def test_an_index_that_stalls_the_router_costs_the_plan_and_no_answer(
+    direct: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cp_ray.router.direct.PLAN_S", 0.05)
+    direct.router.planner.delay_s = 0.5
+    try:
+        route = HTTP.post(f"{direct.routing}/internal/route", json=BODY | {"documents": DOCUMENTS})
+    finally:
+        direct.router.planner.delay_s = 0.0
+    assert route.json()["request_headers"] == {}
+    assert route.elapsed.total_seconds() < 0.4
 
 
 def test_a_cut_body_goes_to_some_replica_which_plans_it(direct: Plane) -> None:
@@ -208,18 +283,29 @@ def test_tenants_are_told_apart_and_counted_once() -> None:
         assert nobody.json()["error"]["code"] == "invalid_api_key"
 
 
+def test_context_plans_are_counted_too() -> None:
+    with plane(tenant_requests_per_minute=2) as made:
+        answers = [made.ask(BODY | {"documents": DOCUMENTS}, "/v1/context/plan") for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+
+
+def test_a_forged_plan_is_none(direct: Plane) -> None:
+    """As who reaches a replica past HAProxy could send it."""
+    first = direct.hit()
+    victim = hand(_plan(3), msgspec.structs.replace(STEP, context=_plan(3).context), 1.0)
+    victim = msgspec.structs.replace(victim, request_id=RequestId(first["request_id"]))
+    heard = len(direct.replica.planner.heard)
+    forged = {HEADER: Seal("{}").header(victim)}
+    assert HTTP.post(f"{direct.answering}/v1/score", json={}, headers=forged).status_code == 400
+    assert len(direct.replica.planner.heard) == heard
+
+
 def test_what_a_client_puts_into_the_header_is_nothing_to_a_router_of_the_other_plane() -> None:
     bench = Bench()
-    refused = Refused(418, {}, {"error": {}}).header()
+    refused = SEAL.header(Refused(418, {}, {"error": {}}))
     with served(build_api(bench.service)) as url:
         answer = HTTP.post(f"{url}/v1/chat/completions", json=BODY, headers={HEADER: refused})
     assert answer.status_code == 200
-
-
-def _plan(blocks: int, *, movable: bool = True) -> PlanRequest:
-    context = tuple(BlockId(f"b{n}") for n in range(blocks))
-    name = RequestId("r")
-    return PlanRequest(name, HeadId("h"), 3, context, (1,) * blocks, 0, movable=movable)
 
 
 @given(st.permutations(range(6)))
@@ -227,9 +313,9 @@ def test_a_plan_comes_through_the_header_as_it_was(places: list[int]) -> None:
     plan = _plan(6)
     order = tuple(plan.context[place] for place in places)
     step = Step(plan.request_id, order, ReplicaId("r1"), "h/2", (1, 2), 7, "holder", 0.5, 0.25)
-    header = hand(plan, step, 1.5).header()
+    header = SEAL.header(hand(plan, step, 1.5))
     assert header.isascii() and '"' not in header and "}" not in header
-    handed = read_header(header)
+    handed = SEAL.read(header)
     assert isinstance(handed, Handed)
     assert handed.step(plan) == step
     assert handed.step(_plan(5)) is None
@@ -246,8 +332,17 @@ def test_places_that_are_none_are_not_followed() -> None:
 
 @given(st.text(max_size=80) | st.binary(max_size=60).map(lambda b: b.decode("latin-1")))
 def test_what_cannot_be_read_was_not_handed(text: str) -> None:
-    assert read_header(text) is None
-    assert read_header(f"!{text}") is None
+    assert SEAL.read(text) is None
+
+
+@pytest.mark.parametrize("given", [Refused(429, {}, {}), Counted(), hand(_plan(2), STEP, 1.0)])
+def test_only_what_our_own_routers_signed_was_handed(given: Given) -> None:
+    header = SEAL.header(given)
+    assert SEAL.read(header) == given
+    assert Seal('{"another": "config"}').read(header) is None
+    for at in range(0, len(header), 3):
+        other = "A" if header[at] != "A" else "B"
+        assert SEAL.read(header[:at] + other + header[at + 1 :]) is None
 
 
 def test_what_serve_must_be_started_with_is_named() -> None:

@@ -101,10 +101,9 @@ class FleetLoad:
                     replica,
                     line_s + room_s,
                     own_s,
-                    queue.running,
+                    waiting,
                     assigned,
                     beside_s=beside_s,
-                    waiting=waiting,
                     late_s=late_s,
                     step_tokens=info.step_tokens,
                 )

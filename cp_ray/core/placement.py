@@ -42,8 +42,9 @@ class Option:
     """One replica's offer. wait_s: prefill ahead of us, and for room. own_s: our prefill.
 
     beside_s: what our answer and those that run there take from each other, as far as it counts.
-    waiting: requests there without a first token. assigned: requests ever planned there; breaks ties evenly. late_s: by which those ahead get late together who would
-    end in a step that we fill up. step_tokens: as `ReplicaInfo`. A plain class: one is made for
+    waiting: requests there without a first token. assigned: requests ever planned there; breaks
+    ties evenly. late_s: by which those ahead get late together who would end in a step that we
+    fill up. step_tokens: as `ReplicaInfo`. A plain class: one is made for
     each request and replica, and compiled it is made faster than a struct.
     """
 

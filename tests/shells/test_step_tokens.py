@@ -17,13 +17,12 @@ class Told(LiveSet):
 
 
 def test_the_index_is_told_of_an_engines_steps() -> None:
-    heard: list[list[ReplicaInfo]] = []
-
-    async def main() -> None:
-        task = asyncio.create_task(Told("app", "Engine", heard.append).run())
-        while not heard:
-            await asyncio.sleep(0.01)
+    async def main() -> list[ReplicaInfo]:
+        heard: asyncio.Queue[list[ReplicaInfo]] = asyncio.Queue()
+        task = asyncio.create_task(Told("app", "Engine", heard.put_nowait).run())
+        told = await asyncio.wait_for(heard.get(), 5)
         task.cancel()
+        return told
 
-    asyncio.run(asyncio.wait_for(main(), 5))
-    assert {info.replica: info.step_tokens for info in heard[0]} == {"new": 8192, "old": 0}
+    told = asyncio.run(main())
+    assert {info.replica: info.step_tokens for info in told} == {"new": 8192, "old": 0}

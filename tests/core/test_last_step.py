@@ -30,7 +30,7 @@ def line(*prompts: int) -> LastStep:
 def first_tokens(*prompts: tuple[float, int]) -> list[float]:
     """When prompts that come then, of so many tokens, get their first token from one engine."""
     replica = BatchingReplica(PrefixCache(1 << 20, 16), StepCost(0.0, RATE, 0.0, 0.0))
-    lives = []
+    lives: list[Live] = []
     coming = list(prompts)
     while coming or replica.next_s < float("inf"):
         if coming and coming[0][0] < replica.next_s:

@@ -127,6 +127,7 @@ class EngineReplica:
         return {
             "page_size": self._info.page_size,
             "capacity_tokens": self._info.capacity_tokens,
+            "step_tokens": self._info.step_tokens,
             "max_model_len": self._info.max_model_len,
             "engine": self._info.engine,
             "simulated": self._info.simulated,

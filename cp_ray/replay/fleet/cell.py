@@ -10,7 +10,7 @@ import msgspec
 
 from cp_ray.core.prefix_cache import PrefixCache
 from cp_ray.replay.fleet.arrivals import bursty, poisson
-from cp_ray.replay.fleet.batching import BatchingReplica
+from cp_ray.replay.fleet.batching import STEP_TOKENS, BatchingReplica
 from cp_ray.replay.fleet.clock import SerialRates, StepCost
 from cp_ray.replay.fleet.job import Live
 from cp_ray.replay.fleet.registry import Fleet, make_router
@@ -78,7 +78,9 @@ def play(workload: Workload, cell: Cell) -> Outcome:
     ]
     cost = step_cost(hardware)
     replicas = [new_replica(hardware.model, cache, cost) for cache in caches]
-    fleet = Fleet(hardware.replicas, PAGE, hardware.cache_tokens, cell.seed)
+    fleet = Fleet(
+        hardware.replicas, PAGE, hardware.cache_tokens, cell.seed, step_tokens(hardware.model)
+    )
     router = make_router(cell.policy, cell.order, fleet)
     view = FleetView(caches, hardware.cache_tokens)
     simulation = Simulation(replicas, router, view, time.perf_counter)
@@ -100,6 +102,11 @@ def play(workload: Workload, cell: Cell) -> Outcome:
 def step_cost(hardware: Hardware) -> StepCost:
     """Of model `batching`."""
     return StepCost(decode_s=hardware.decode_s)
+
+
+def step_tokens(model: Model) -> int:
+    """As `core.types.ReplicaInfo` has them."""
+    return STEP_TOKENS if model == "batching" else 0
 
 
 def new_replica(model: Model, cache: PrefixCache, cost: StepCost | None = None) -> Replica:

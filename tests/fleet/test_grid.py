@@ -145,7 +145,7 @@ def test_loads_and_ablations_are_compared() -> None:
 
 
 def test_the_control_must_show_no_gain() -> None:
-    warm = {"trace": "multihoprag_x2_warm"}
+    warm: dict[str, object] = {"trace": "multihoprag_x2_warm"}
     rival = {**warm, "policy": "est_ttft", "order": "none"}
     said = verdicts(rows(warm, {**rival, "ttft_mean_s": 1.2}), {})
     assert "no gain over 5%**: missed (0 of 1 cells)" in said

@@ -101,9 +101,10 @@ class FleetLoad:
                     replica,
                     line_s + room_s,
                     own_s,
-                    waiting,
+                    queue.running,
                     assigned,
                     beside_s=beside_s,
+                    waiting=waiting,
                     late_s=late_s,
                     step_tokens=info.step_tokens,
                 )

@@ -42,9 +42,9 @@ class Option:
     """One replica's offer. wait_s: prefill ahead of us, and for room. own_s: our prefill.
 
     beside_s: what our answer and those that run there take from each other, as far as it counts.
-    waiting: requests there without a first token. assigned: requests ever planned there; breaks
-    ties evenly. late_s: by which those ahead get late together who would end in a step that we
-    fill up. step_tokens: as `ReplicaInfo`. A plain class: one is made for
+    running: requests there, waiting: those of them without a first token. assigned: requests ever
+    planned there; breaks ties evenly. late_s: by which those ahead get late together who would
+    end in a step that we fill up. step_tokens: as `ReplicaInfo`. A plain class: one is made for
     each request and replica, and compiled it is made faster than a struct.
     """
 
@@ -54,6 +54,7 @@ class Option:
         "late_s",
         "own_s",
         "replica",
+        "running",
         "step_tokens",
         "wait_s",
         "waiting",
@@ -64,19 +65,21 @@ class Option:
         replica: ReplicaId,
         wait_s: float,
         own_s: float,
-        waiting: int,
+        running: int,
         assigned: int,
         *,
         beside_s: float = 0.0,
+        waiting: int = 0,
         late_s: float = 0.0,
         step_tokens: int = 0,
     ) -> None:
         self.replica = replica
         self.wait_s = wait_s
         self.own_s = own_s
-        self.waiting = waiting
+        self.running = running
         self.assigned = assigned
         self.beside_s = beside_s
+        self.waiting = waiting
         self.late_s = late_s
         self.step_tokens = step_tokens
 
@@ -86,11 +89,13 @@ class Option:
         return self.wait_s + own + self.beside_s + FIRST_CLAIM * self.late_s
 
     def before(self, other: Option) -> bool:
-        """Whether it wins a tie: fewer waiting, then fewer ever assigned, then by name."""
+        """Whether it wins a tie: fewer waiting, fewer ever assigned, fewer running, by name."""
         if self.waiting != other.waiting:
             return self.waiting < other.waiting
         if self.assigned != other.assigned:
             return self.assigned < other.assigned
+        if self.running != other.running:
+            return self.running < other.running
         return self.replica < other.replica
 
 
@@ -138,7 +143,7 @@ class Congestion:
 
 
 def choose(options: list[Option], price: float) -> Option:
-    """The cheapest option; near ties to fewer waiting, then fewer ever assigned, then by name.
+    """The cheapest option; near ties to fewer waiting, then as `Option.before`.
 
     Near, as estimates are: else one that seems a little faster would get all that is new.
     """

@@ -45,7 +45,7 @@ def test_the_heavier_prefix_wins_over_the_longer_one() -> None:
 
 
 def option(name: str, wait: float, own: float, waiting: int = 0, assigned: int = 0) -> Option:
-    return Option(ReplicaId(name), wait, own, waiting, assigned)
+    return Option(ReplicaId(name), wait, own, 0, assigned, waiting=waiting)
 
 
 def test_ties_go_to_fewer_waiting_then_fewer_assigned_then_name() -> None:

@@ -13,7 +13,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final, final
 
+from cp_ray.core.last_step import ALONE, LastStep
 from cp_ray.core.own_times import OwnTimes
+from cp_ray.core.placement import FIRST_CLAIM
 from cp_ray.core.types import BlockId, Context, HeadId
 
 CHUNK: Final = 16
@@ -83,16 +85,17 @@ def lay_out(
     beside: list[float] | None = None,
     *,
     surcharge: list[float] | None = None,
+    steps: list[LastStep] | None = None,
 ) -> list[Place]:
     """The window in order of sending.
 
     waits[r]: seconds there now. own: prefill times there. price: of a second of prefill, by the
     shortest wait. beside[r]: added for each request there, for the answers that run there;
     surcharge[r]: added to the price there, for those that will come behind the window. None =
-    nothing.
+    nothing. steps[r]: the step that ends the line there; None = engines share no steps.
     """
-    nothing = [0.0] * len(waits)
-    there = _There(waits, beside or nothing, surcharge or nothing, own)
+    nothing, alone = [0.0] * len(waits), [ALONE] * len(waits)
+    there = _There(waits, beside or nothing, surcharge or nothing, steps or alone, own)
     lines = _greedy(prompts, there, price)
     if len(prompts) <= MENDED:
         lines = _mend(lines, _Costs(prompts, there, price(min(waits))))
@@ -108,14 +111,20 @@ def lay_out(
 class _There:
     """What each replica is before the window. Fields as the arguments of `lay_out`."""
 
-    __slots__ = ("beside", "own", "surcharge", "waits")
+    __slots__ = ("beside", "own", "steps", "surcharge", "waits")
 
     def __init__(
-        self, waits: list[float], beside: list[float], surcharge: list[float], own: OwnTimes
+        self,
+        waits: list[float],
+        beside: list[float],
+        surcharge: list[float],
+        steps: list[LastStep],
+        own: OwnTimes,
     ) -> None:
         self.waits = waits
         self.beside = beside
         self.surcharge = surcharge
+        self.steps = steps
         self.own = own
 
 
@@ -125,7 +134,7 @@ def _greedy(
     """For each replica the requests it gets, in order."""
     waits, beside, surcharge, times = there.waits, there.beside, there.surcharge, there.own
     left = list(range(len(prompts)))
-    clock = list(waits)
+    clock, steps = list(waits), list(there.steps)
     lines: list[list[int]] = [[] for _ in waits]
     best = [list(prompt.held) for prompt in prompts]
     own = [
@@ -138,11 +147,15 @@ def _greedy(
         for candidate in left:
             for at, own_there in enumerate(own[candidate]):
                 cost = clock[at] + own_there * (at_price + surcharge[at]) + beside[at]
+                if steps[at].ends:
+                    new = prompts[candidate].total - best[candidate][at]
+                    cost += FIRST_CLAIM * own_there * steps[at].late_share(new)
                 if cost < least:
                     least, i, r = cost, candidate, at
         left.remove(i)
         lines[r].append(i)
         clock[r] += own[i][r]
+        steps[r] = steps[r].joined(prompts[i].total - best[i][r])
         for j in left:
             common = _common_tokens(prompts[i], prompts[j])
             if common > best[j][r]:
@@ -166,6 +179,7 @@ class _Costs:
         """Sum of the times to first token, the price of the prefill, and what is added."""
         clock, total = self.there.waits[r], len(line) * self.there.beside[r]
         beyond = self.price - 1.0 + self.there.surcharge[r]
+        step = self.there.steps[r]
         orders: list[tuple[HeadId, Context]] = []
         for at, i in enumerate(line):
             prompt = self.prompts[i]
@@ -175,7 +189,8 @@ class _Costs:
                     held, prefix = run, _leading(order, prompt.tokens)
             own = self.there.own.seconds(r, held, prompt.total)
             clock += own
-            total += clock + own * beyond
+            total += clock + own * (beyond + FIRST_CLAIM * step.late_share(prompt.total - held))
+            step = step.joined(prompt.total - held)
             if at + 1 < len(line):
                 behind = [self.prompts[j] for j in line[at + 1 :]]
                 orders.append((prompt.head, self._order(prompt, prefix, behind)))

@@ -52,6 +52,7 @@ def lay_out_window(
         load.congestion.price,
         load.beside_s(infos),
         surcharge=load.surcharge(infos),
+        steps=load.last_steps(infos, now),
     )
     laid = []
     for place in places:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -71,7 +72,9 @@ def plane() -> Iterator[Plane]:
             assert made.url.startswith("http"), "it did not start"
             # HAProxy learns of the Router a little after Serve says that all is up.
             until(lambda: "routed" in made.ask(["x"])["timing_ms"])
-            until(lambda: len({made.ask([f"{n} y"])["replica"] for n in range(4)}) == 2)
+            new = itertools.count()
+            texts = TOPICS[:4]
+            until(lambda: len({made.ask([f"{next(new)} {t}"])["replica"] for t in texts}) == 2)
             yield made
         finally:
             process.stdin.close()

@@ -14,6 +14,7 @@ from cp_ray.replay.fleet.batching import BatchingReplica
 from cp_ray.replay.fleet.clock import SerialRates, StepCost
 from cp_ray.replay.fleet.job import Live
 from cp_ray.replay.fleet.registry import Fleet, make_router
+from cp_ray.replay.fleet.router import Router
 from cp_ray.replay.fleet.serial import SerialReplica
 from cp_ray.replay.fleet.simulation import Replica, Simulation
 from cp_ray.replay.fleet.view import FleetView
@@ -69,8 +70,8 @@ class Outcome(msgspec.Struct, frozen=True):
     plan_us: float
 
 
-def play(workload: Workload, cell: Cell) -> Outcome:
-    """Run the cell."""
+def play(workload: Workload, cell: Cell, router: Router | None = None) -> Outcome:
+    """Run the cell. router: a fresh one, in place of the one that the cell names."""
     hardware = cell.hardware
     caches = [
         PrefixCache(hardware.cache_tokens, PAGE, record_limit=1 << 20)
@@ -79,7 +80,7 @@ def play(workload: Workload, cell: Cell) -> Outcome:
     cost = step_cost(hardware)
     replicas = [new_replica(hardware.model, cache, cost) for cache in caches]
     fleet = Fleet(hardware.replicas, PAGE, hardware.cache_tokens, cell.seed)
-    router = make_router(cell.policy, cell.order, fleet)
+    router = router or make_router(cell.policy, cell.order, fleet)
     view = FleetView(caches, hardware.cache_tokens)
     simulation = Simulation(replicas, router, view, time.perf_counter)
     jobs = workload.jobs

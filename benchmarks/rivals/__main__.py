@@ -1,0 +1,138 @@
+"""Rivals' own packages on a trace, beside our copies of their policies (docs/fleet.md).
+
+    python -m benchmarks.rivals --trace DATA/multihoprag --cache-tokens 100000 --load 0.8,1.2
+
+Each rival decides in our simulator, by its own code; in every state it decides in, our copy of its
+policy is asked too. Then the copy plays the same cell alone. `pip install 'cp-ray[bench]'`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+
+import msgspec
+
+from benchmarks.rivals.known import KNOWN, Known
+from benchmarks.rivals.rival import SideBySide
+from cp_ray.errors import ConfigError, CpRayError
+from cp_ray.replay.fleet.bench import FleetOptions, prepare
+from cp_ray.replay.fleet.cell import PAGE, Cell, Outcome, play
+from cp_ray.replay.fleet.command import add_arguments, options_of
+from cp_ray.replay.fleet.registry import RIVALS, Fleet
+from cp_ray.replay.fleet.router import OneByOne
+from cp_ray.replay.fleet.saturation import saturation
+from cp_ray.replay.fleet.workload import Workload
+
+
+class RivalRow(msgspec.Struct, frozen=True):
+    """A cell played by a rival's code, and by our copy. sent: requests of each replica."""
+
+    trace: str
+    rival: str
+    version: str
+    what: str
+    copy: str
+    load: float
+    requests: int
+    theirs: Outcome
+    ours: Outcome
+    same: int
+    tied: int
+    sent: list[int]
+
+
+def play_rival(
+    workload: Workload, cell: Cell, known: Known, name: str, load: float, ours: Outcome
+) -> RivalRow:
+    """One cell. ours: what our copy makes of it."""
+    hardware = cell.hardware
+    fleet = Fleet(hardware.replicas, PAGE, hardware.cache_tokens, cell.seed)
+    copy = RIVALS[known.copy](fleet)
+    if not isinstance(copy, OneByOne):
+        raise TypeError(f"{known.copy} does not place requests singly")
+    rival = known.make(hardware.replicas)
+    try:
+        router = SideBySide(rival, copy, hardware.replicas)
+        theirs = play(workload, cell, router)
+    finally:
+        rival.close()
+    tally = router.tally
+    return RivalRow(
+        workload.name,
+        name,
+        known.version(),
+        known.what,
+        known.copy,
+        load,
+        tally.asked,
+        theirs,
+        ours,
+        tally.same,
+        tally.tied,
+        router.sent,
+    )
+
+
+def rows(options: FleetOptions, names: list[str]) -> Iterator[RivalRow]:
+    """Every rival in every cell."""
+    workload = prepare(options)
+    rate = options.saturation_rps or saturation(workload, options.hardware)
+    for load in options.loads:
+        for seed in options.seeds:
+            alone: dict[str, Outcome] = {}
+            for name in names:
+                known = KNOWN[name]
+                cell = Cell(
+                    options.hardware, known.copy, "none", options.arrivals, load * rate, seed
+                )
+                if known.copy not in alone:
+                    alone[known.copy] = play(workload, cell)
+                yield play_rival(workload, cell, known, name, load, alone[known.copy])
+
+
+HEAD = (
+    "| trace, load | rival's own code | mean / p99 TTFT, s | hit ratio | requests of a replica "
+    "| our copy: mean / p99 | hit ratio | chose the same, or as good |\n|---|---|---:|---:|---|---:|---:|---:|"
+)
+
+
+def line(row: RivalRow) -> str:
+    """Of the table in docs/fleet.md."""
+    theirs, ours = row.theirs, row.ours
+    return (
+        f"| {row.trace}, {row.load:g} | {row.rival} {row.version}, {row.what} "
+        f"| {theirs.ttft_mean_s:.3f} / {theirs.ttft_p99_s:.2f} | {theirs.hit_ratio:.3f} "
+        f"| {min(row.sent)} to {max(row.sent)} "
+        f"| `{row.copy}` {ours.ttft_mean_s:.3f} / {ours.ttft_p99_s:.2f} | {ours.hit_ratio:.3f} "
+        f"| {row.same / row.requests:.1%}, {(row.same + row.tied) / row.requests:.1%} |"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    add_arguments(parser)
+    parser.add_argument("--rival", default=",".join(KNOWN), help=", ".join(KNOWN))
+    args = parser.parse_args()
+    names = [name.strip() for name in args.rival.split(",") if name.strip()]
+    try:
+        for name in names:
+            if name not in KNOWN:
+                raise ConfigError(f"--rival: {name!r} is not one of {', '.join(KNOWN)}")
+        there = [name for name in names if KNOWN[name].installed]
+        for name in names:
+            if name not in there:
+                sys.stderr.write(f"{name}: {KNOWN[name].package} is not installed\n")
+        if not args.json:
+            print(HEAD)
+        for row in rows(options_of(args), there):
+            print(msgspec.json.encode(row).decode() if args.json else line(row), flush=True)
+    except CpRayError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from benchmarks.rivals.known import KNOWN, Known
+from benchmarks.rivals.known import KNOWN
 from benchmarks.rivals.rival import SideBySide
 from cp_ray.errors import ConfigError, CpRayError
 from cp_ray.replay.fleet.bench import FleetOptions, prepare
@@ -35,6 +35,7 @@ class RivalRow(msgspec.Struct, frozen=True):
     what: str
     copy: str
     load: float
+    seed: int
     requests: int
     theirs: Outcome
     ours: Outcome
@@ -43,15 +44,12 @@ class RivalRow(msgspec.Struct, frozen=True):
     sent: list[int]
 
 
-def play_rival(
-    workload: Workload, cell: Cell, known: Known, name: str, load: float, ours: Outcome
-) -> RivalRow:
-    """One cell. ours: what our copy makes of it."""
-    hardware = cell.hardware
-    fleet = Fleet(hardware.replicas, PAGE, hardware.cache_tokens, cell.seed)
-    copy = RIVALS[known.copy](fleet)
+def play_rival(workload: Workload, cell: Cell, name: str, load: float, ours: Outcome) -> RivalRow:
+    """One cell. ours: what our copy, which the cell names, makes of it alone."""
+    hardware, known = cell.hardware, KNOWN[name]
+    copy = RIVALS[cell.policy](Fleet(hardware.replicas, PAGE, hardware.cache_tokens, cell.seed))
     if not isinstance(copy, OneByOne):
-        raise TypeError(f"{known.copy} does not place requests singly")
+        raise TypeError(f"{cell.policy} does not place requests singly")
     rival = known.make(hardware.replicas)
     try:
         router = SideBySide(rival, copy, hardware.replicas)
@@ -60,18 +58,19 @@ def play_rival(
         rival.close()
     tally = router.tally
     return RivalRow(
-        workload.name,
-        name,
-        known.version(),
-        known.what,
-        known.copy,
-        load,
-        tally.asked,
-        theirs,
-        ours,
-        tally.same,
-        tally.tied,
-        router.sent,
+        trace=workload.name,
+        rival=name,
+        version=known.version(),
+        what=known.what,
+        copy=cell.policy,
+        load=load,
+        seed=cell.seed,
+        requests=tally.asked,
+        theirs=theirs,
+        ours=ours,
+        same=tally.same,
+        tied=tally.tied,
+        sent=router.sent,
     )
 
 
@@ -89,12 +88,13 @@ def rows(options: FleetOptions, names: list[str]) -> Iterator[RivalRow]:
                 )
                 if known.copy not in alone:
                     alone[known.copy] = play(workload, cell)
-                yield play_rival(workload, cell, known, name, load, alone[known.copy])
+                yield play_rival(workload, cell, name, load, alone[known.copy])
 
 
 HEAD = (
     "| trace, load | rival's own code | mean / p99 TTFT, s | hit ratio | requests of a replica "
-    "| our copy: mean / p99 | hit ratio | chose the same, or as good |\n|---|---|---:|---:|---|---:|---:|---:|"
+    "| our copy: mean / p99 | hit ratio | chose the same, or as good |\n"
+    "|---|---|---:|---:|---|---:|---:|---:|"
 )
 
 

@@ -10,10 +10,10 @@ import hashlib
 import struct
 import time
 from collections.abc import Sequence
+from typing import Any
 
-import msgpack
+import msgspec
 import numpy as np
-import zmq
 
 from cp_ray.core.types import Eviction
 
@@ -74,15 +74,17 @@ class Holdings:
 
 
 class Publisher:
-    """One engine's event socket, on a port of its own of this machine.
+    """One engine's event socket, on a port of its own of this machine. context: of ZMQ.
 
     A probe is a block of its own, stored last: who asks for it and finds it has heard all before.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], replica: int) -> None:
-        self._socket = context.socket(zmq.XPUB)
-        self._socket.setsockopt(zmq.SNDHWM, 0)
-        self._socket.setsockopt(zmq.LINGER, 0)
+    def __init__(self, context: Any, replica: int) -> None:
+        from zmq.constants import LINGER, SNDHWM, XPUB
+
+        self._socket = context.socket(XPUB)
+        self._socket.setsockopt(SNDHWM, 0)
+        self._socket.setsockopt(LINGER, 0)
         port = self._socket.bind_to_random_port("tcp://127.0.0.1")
         self.endpoint = f"tcp://127.0.0.1:{port}"
         self._holdings = Holdings()
@@ -123,7 +125,7 @@ class Publisher:
         self._probes += 1
         probe = [VOID, self._replica, *divmod(self._probes, 1 << 15)] * (BLOCK // 4)
         self._events.append(["BlockStored", [self._probe_hash()], None, probe, BLOCK, None])
-        payload = msgpack.packb([time.time(), self._events, 0])
+        payload = msgspec.msgpack.encode([time.time(), self._events, 0])
         self._socket.send_multipart([b"", struct.pack(">q", self._sequence), payload])
         self._sequence += 1
         self._events = []

@@ -12,8 +12,6 @@ import os
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-import zmq
-
 from benchmarks.rivals.block_events import BLOCK, Publisher
 from benchmarks.rivals.prompts import token_ids, token_list
 from cp_ray.core.types import Eviction
@@ -32,9 +30,10 @@ class DynamoSelection:
     def __init__(self, replicas: int) -> None:
         os.environ.setdefault("DYN_LOG", "error")
         from dynamo.llm import SelectionService
+        from zmq.sugar.context import Context
 
         self._loop = asyncio.new_event_loop()
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context: Any = Context()
         self._engines = [Publisher(self._context, at) for at in range(replicas)]
         self._service = self._run(self._start(SelectionService))
 
@@ -74,7 +73,7 @@ class DynamoSelection:
         """Send the engines' events and wait until they are in the index."""
         for at, engine in enumerate(self._engines):
             probe = engine.send()
-            while probe and not await self._overlap(probe, at):
+            while probe and not await self._overlap(probe, at):  # noqa: ASYNC110 - it tells no one
                 await asyncio.sleep(0)
 
     async def _overlap(self, tokens: list[int], replica: int) -> int:

@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 
 class Gateway:
-    """module: what `python -m` starts, with its subcommand. encode: a prompt as it is to be sent."""
+    """module: what `python -m` starts, and its subcommand. encode: a prompt as it is to be sent."""
 
     def __init__(
         self, replicas: int, module: Sequence[str], encode: Callable[[Sequence[Piece]], object]
@@ -82,7 +82,9 @@ class Gateway:
             self._settled = True
         if self._running != view.running:
             raise RuntimeError(f"the simulator runs {view.running}, we hold {self._running}")
-        at = self._run(self._send(live.request_id, self._encode(live.pieces), live.job.output_tokens))
+        at = self._run(
+            self._send(live.request_id, self._encode(live.pieces), live.job.output_tokens)
+        )
         self._running[at] += 1
         return at
 
@@ -90,7 +92,8 @@ class Gateway:
         arrived = self._workers.expect(request)
         body = {"model": MODEL, "prompt": prompt, "max_tokens": output_tokens}
         answer = asyncio.ensure_future(self._post(body))
-        await asyncio.wait({arrived, answer}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {arrived, answer}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not arrived.done():
             await answer
             raise RuntimeError("the router answered by itself")
@@ -105,7 +108,7 @@ class Gateway:
 
     async def _settle(self) -> None:
         """Until the router itself counts what runs."""
-        while await self.loads() != self._running:
+        while await self.loads() != self._running:  # noqa: ASYNC110 - only it can tell
             await asyncio.sleep(0.001)
 
     async def loads(self) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import tempfile
 from collections.abc import Sequence
 from typing import Any
@@ -65,13 +66,14 @@ class RayPrefixRouter:
         self._ray = ray
         self._own = not ray.is_initialized()
         if self._own:
-            # The default folder's path may be too long for Ray's sockets.
+            os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             ray.init(
                 num_cpus=1,
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                _temp_dir=tempfile.mkdtemp(prefix="rivals", dir="/tmp"),
+                _temp_dir=tempfile.mkdtemp(prefix="cp-"),
             )
         self._pending, self._metadata = PendingRequest, RequestMetadata
         deployment = DeploymentID(name="rivals")

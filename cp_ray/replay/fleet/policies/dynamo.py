@@ -23,7 +23,7 @@ class Dynamo(OneByOne):
         super().__init__(seed)
         self._prefixes: dict[tuple[int, Hashable], int] = {}
         self._used: list[dict[int, int]] = [{} for _ in range(replicas)]
-        self._used_tokens = [0] * replicas
+        self._used_blocks = [0] * replicas
 
     def place(self, live: Live, view: FleetView, _now: float, /) -> int:
         """Least cost."""
@@ -31,12 +31,9 @@ class Dynamo(OneByOne):
         path = self._path(live.pieces)
         return self.least(
             [
-                (
-                    max(view.prefill_tokens[at] + live.prompt_tokens - held[at], 0)
-                    + self._used_tokens[at]
-                    + sum(tokens for prefix, tokens in path if prefix not in self._used[at])
-                )
-                // BLOCK
+                max(view.prefill_tokens[at] + live.prompt_tokens - held[at], 0) / BLOCK
+                + self._used_blocks[at]
+                + sum(blocks for prefix, blocks in path if prefix not in self._used[at])
                 for at in range(view.replicas)
             ]
         )
@@ -44,24 +41,25 @@ class Dynamo(OneByOne):
     def placed(self, live: Live, /) -> None:
         """Its blocks are in use."""
         used = self._used[live.replica]
-        for prefix, tokens in self._path(live.pieces):
+        for prefix, blocks in self._path(live.pieces):
             if prefix not in used:
-                self._used_tokens[live.replica] += tokens
+                self._used_blocks[live.replica] += blocks
             used[prefix] = used.get(prefix, 0) + 1
 
     def ended(self, live: Live, now: float) -> None:  # noqa: ARG002
         """By one request less."""
         used = self._used[live.replica]
-        for prefix, tokens in self._path(live.pieces):
+        for prefix, blocks in self._path(live.pieces):
             used[prefix] -= 1
             if not used[prefix]:
                 del used[prefix]
-                self._used_tokens[live.replica] -= tokens
+                self._used_blocks[live.replica] -= blocks
 
     def _path(self, pieces: Sequence[Piece]) -> list[tuple[int, int]]:
-        """A number for each prefix of whole pieces, and the tokens of its last piece."""
-        path, prefix = [], 0
+        """A number for each prefix of whole pieces, and the blocks that end in its last piece."""
+        path, prefix, end = [], 0, 0
         for key, tokens in pieces:
             prefix = self._prefixes.setdefault((prefix, key), len(self._prefixes) + 1)
-            path.append((prefix, tokens))
+            path.append((prefix, (end + tokens) // BLOCK - end // BLOCK))
+            end += tokens
         return path

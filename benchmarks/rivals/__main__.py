@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import msgspec
 
 from benchmarks.rivals.known import KNOWN
+from benchmarks.rivals.prompts import distinct_text_of, text_of
 from benchmarks.rivals.rival import SideBySide
 from cp_ray.errors import ConfigError, CpRayError
 from cp_ray.replay.fleet.bench import FleetOptions, prepare
@@ -33,24 +34,28 @@ class RivalRow(msgspec.Struct, frozen=True):
     rival: str
     version: str
     what: str
-    copy: str
+    copy: str | None
     load: float
     seed: int
     requests: int
     theirs: Outcome
-    ours: Outcome
+    ours: Outcome | None
     same: int
     tied: int
     sent: list[int]
 
 
-def play_rival(workload: Workload, cell: Cell, name: str, load: float, ours: Outcome) -> RivalRow:
-    """One cell. ours: what our copy, which the cell names, makes of it alone."""
+def play_rival(
+    workload: Workload, cell: Cell, name: str, load: float, *, distinct: bool
+) -> RivalRow:
+    """One cell, by the rival beside our copy. load: what its rate was made of."""
     hardware, known = cell.hardware, KNOWN[name]
-    copy = RIVALS[cell.policy](Fleet(hardware.replicas, PAGE, hardware.cache_tokens, cell.seed))
-    if not isinstance(copy, OneByOne):
-        raise TypeError(f"{cell.policy} does not place requests singly")
-    rival = known.make(hardware.replicas)
+    fleet = Fleet(hardware.replicas, PAGE, hardware.cache_tokens, cell.seed)
+    copy = RIVALS[known.copy](fleet) if known.copy else None
+    if not isinstance(copy, OneByOne | None):
+        raise TypeError(f"{known.copy} does not place requests singly")
+    encode = distinct_text_of if distinct and known.encode is text_of else known.encode
+    rival = known.make(hardware.replicas, encode)
     try:
         router = SideBySide(rival, copy, hardware.replicas)
         theirs = play(workload, cell, router)
@@ -62,33 +67,34 @@ def play_rival(workload: Workload, cell: Cell, name: str, load: float, ours: Out
         rival=name,
         version=known.version(),
         what=known.what,
-        copy=cell.policy,
+        copy=known.copy,
         load=load,
         seed=cell.seed,
         requests=tally.asked,
         theirs=theirs,
-        ours=ours,
+        ours=None,
         same=tally.same,
         tied=tally.tied,
         sent=router.sent,
     )
 
 
-def rows(options: FleetOptions, names: list[str]) -> Iterator[RivalRow]:
-    """Every rival in every cell."""
+def rows(options: FleetOptions, names: list[str], *, distinct: bool) -> Iterator[RivalRow]:
+    """Every rival in every cell, and its copy alone."""
     workload = prepare(options)
     rate = options.saturation_rps or saturation(workload, options.hardware)
     for load in options.loads:
         for seed in options.seeds:
             alone: dict[str, Outcome] = {}
             for name in names:
-                known = KNOWN[name]
+                copy = KNOWN[name].copy
                 cell = Cell(
-                    options.hardware, known.copy, "none", options.arrivals, load * rate, seed
+                    options.hardware, copy or name, "none", options.arrivals, load * rate, seed
                 )
-                if known.copy not in alone:
-                    alone[known.copy] = play(workload, cell)
-                yield play_rival(workload, cell, name, load, alone[known.copy])
+                row = play_rival(workload, cell, name, load, distinct=distinct)
+                if copy and copy not in alone:
+                    alone[copy] = play(workload, cell)
+                yield msgspec.structs.replace(row, ours=alone.get(copy or ""))
 
 
 HEAD = (
@@ -101,11 +107,16 @@ HEAD = (
 def line(row: RivalRow) -> str:
     """Of the table in docs/fleet.md."""
     theirs, ours = row.theirs, row.ours
-    return (
+    text = (
         f"| {row.trace}, {row.load:g} | {row.rival} {row.version}, {row.what} "
         f"| {theirs.ttft_mean_s:.3f} / {theirs.ttft_p99_s:.2f} | {theirs.hit_ratio:.3f} "
         f"| {min(row.sent)} to {max(row.sent)} "
-        f"| `{row.copy}` {ours.ttft_mean_s:.3f} / {ours.ttft_p99_s:.2f} | {ours.hit_ratio:.3f} "
+    )
+    if ours is None:
+        return f"{text}| none | | |"
+    return (
+        f"{text}| `{row.copy}` {ours.ttft_mean_s:.3f} / {ours.ttft_p99_s:.2f} "
+        f"| {ours.hit_ratio:.3f} "
         f"| {row.same / row.requests:.1%}, {(row.same + row.tied) / row.requests:.1%} |"
     )
 
@@ -114,6 +125,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add_arguments(parser)
     parser.add_argument("--rival", default=",".join(KNOWN), help=", ".join(KNOWN))
+    parser.add_argument(
+        "--distinct", action="store_true", help="no two blocks' texts begin with the same character"
+    )
     args = parser.parse_args()
     names = [name.strip() for name in args.rival.split(",") if name.strip()]
     try:
@@ -126,7 +140,7 @@ def main() -> int:
                 sys.stderr.write(f"{name}: {KNOWN[name].package} is not installed\n")
         if not args.json:
             print(HEAD)
-        for row in rows(options_of(args), there):
+        for row in rows(options_of(args), there, distinct=args.distinct):
             print(msgspec.json.encode(row).decode() if args.json else line(row), flush=True)
     except CpRayError as error:
         sys.stderr.write(f"{error}\n")

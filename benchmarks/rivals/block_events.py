@@ -91,7 +91,7 @@ class Publisher:
         self._sequence = 0
         self._replica = replica
         self._probes = 0
-        self._events: list[list[object]] = []
+        self._events: list[dict[str, object]] = []
 
     def wait_for_subscriber(self, timeout_s: float) -> None:
         """Raises TimeoutError where nobody comes."""
@@ -106,7 +106,7 @@ class Publisher:
         if known < held:
             new = tokens[known * BLOCK : held * BLOCK].tolist()
             parent = blocks[known - 1] if known else None
-            self._events.append(["BlockStored", blocks[known:held], parent, new, BLOCK, None])
+            self._store(blocks[known:held], parent, new)
 
     def evicted(self, evictions: Sequence[Eviction]) -> None:
         """Requests lost pages."""
@@ -114,22 +114,39 @@ class Publisher:
             left = eviction.tokens_left // BLOCK
             gone = self._holdings.shrunk(eviction.request_id, left)
             if gone:
-                self._events.append(["BlockRemoved", gone])
+                self._remove(gone)
 
     def send(self) -> list[int] | None:
         """Send what happened since the last call. Tokens of the probe that goes behind it."""
         if not self._events:
             return None
         if self._probes:
-            self._events.append(["BlockRemoved", [self._probe_hash()]])
+            self._remove([self._probe_hash()])
         self._probes += 1
         probe = [VOID, self._replica, *divmod(self._probes, 1 << 15)] * (BLOCK // 4)
-        self._events.append(["BlockStored", [self._probe_hash()], None, probe, BLOCK, None])
+        self._store([self._probe_hash()], None, probe)
         payload = msgspec.msgpack.encode([time.time(), self._events, 0])
         self._socket.send_multipart([b"", struct.pack(">q", self._sequence), payload])
         self._sequence += 1
         self._events = []
         return probe
+
+    def _store(self, blocks: Blocks, parent: int | None, tokens: list[int]) -> None:
+        self._events.append(
+            {
+                "type": "BlockStored",
+                "block_hashes": blocks,
+                "parent_block_hash": parent,
+                "token_ids": tokens,
+                "block_size": BLOCK,
+                "lora_id": None,
+                "medium": "GPU",
+                "lora_name": None,
+            }
+        )
+
+    def _remove(self, blocks: Blocks) -> None:
+        self._events.append({"type": "BlockRemoved", "block_hashes": blocks, "medium": "GPU"})
 
     def close(self) -> None:
         self._socket.close()

@@ -13,13 +13,15 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from benchmarks.rivals.block_events import BLOCK, Publisher
-from benchmarks.rivals.prompts import token_ids, token_list
+from benchmarks.rivals.prompts import Encode, token_ids
 from cp_ray.core.types import Eviction
 from cp_ray.replay.fleet.batching import STEP_TOKENS
 from cp_ray.replay.fleet.job import Live
 from cp_ray.replay.fleet.view import FleetView
 
-PATIENCE_S = 20.0
+START_S = 20.0
+PATIENCE_S = 600.0
+"""Of a step that takes milliseconds: whoever stops this process for a while breaks nothing."""
 Result = TypeVar("Result")
 NAMES = {"model_name": "default", "tenant_id": "default"}
 
@@ -27,7 +29,8 @@ NAMES = {"model_name": "default", "tenant_id": "default"}
 class DynamoSelection:
     """Worker ids are replica numbers."""
 
-    def __init__(self, replicas: int) -> None:
+    def __init__(self, replicas: int, encode: Encode) -> None:
+        self._encode = encode
         os.environ.setdefault("DYN_LOG", "error")
         from dynamo.llm import SelectionService
         from zmq.sugar.context import Context
@@ -52,7 +55,7 @@ class DynamoSelection:
             }
             await service.upsert_worker(worker)
         for engine in self._engines:
-            engine.wait_for_subscriber(PATIENCE_S)
+            engine.wait_for_subscriber(START_S)
         return service
 
     def choose(self, live: Live, view: FleetView) -> int:  # noqa: ARG002
@@ -63,7 +66,7 @@ class DynamoSelection:
         request = {
             **NAMES,
             "selection_id": live.request_id,
-            "token_ids": token_list(live.pieces),
+            "token_ids": self._encode(live.pieces),
             "allowed_worker_ids": list(range(len(self._engines))),
         }
         chosen = await self._service.select_and_reserve(request)

@@ -9,33 +9,33 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 
+from benchmarks.rivals.prompts import Encode
 from benchmarks.rivals.workers import MODEL, Workers
-from cp_ray.core.pages import Piece
 from cp_ray.core.types import Eviction
 from cp_ray.replay.fleet.job import Live
 from cp_ray.replay.fleet.view import FleetView
 
 START_S = 60.0
-PATIENCE_S = 20.0
+PATIENCE_S = 600.0
+"""Of a step that takes milliseconds: whoever stops these processes for a while breaks nothing."""
 Result = TypeVar("Result")
 
 
 class Gateway:
-    """module: what `python -m` starts, and its subcommand. encode: a prompt as it is to be sent."""
+    """module: what `python -m` starts, and its subcommand."""
 
-    def __init__(
-        self, replicas: int, module: Sequence[str], encode: Callable[[Sequence[Piece]], object]
-    ) -> None:
+    def __init__(self, replicas: int, encode: Encode, module: Sequence[str]) -> None:
         self._encode = encode
         self._loop = asyncio.new_event_loop()
         self._workers = Workers(replicas)
@@ -44,11 +44,12 @@ class Gateway:
         self._log = Path(tempfile.mkdtemp(prefix="rivals")) / "router.log"
         self._running = [0] * replicas
         self._answers: dict[str, asyncio.Task[None]] = {}
+        self._heard: dict[str, asyncio.Event] = {}
         self._settled = True
         command = [sys.executable, "-m", *module, "--host", "127.0.0.1"]
         command += ["--port", self._url.rpartition(":")[2]]
         command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(_free_port())]
-        command += ["--worker-startup-check-interval", "1", "--policy", "cache_aware"]
+        command += ["--worker-startup-check-interval", "1", *self._policy(self._workers.urls)]
         command += ["--worker-urls", *self._workers.urls]
         with self._log.open("wb") as log:
             # It looks for a tokenizer of the model's name, which nobody has.
@@ -59,6 +60,10 @@ class Gateway:
         except BaseException:
             self._end()
             raise
+
+    def _policy(self, urls: Sequence[str]) -> list[str]:  # noqa: ARG002
+        """Options of the router. urls: of the workers."""
+        return ["--policy", "cache_aware"]
 
     async def _connect(self) -> ClientSession:
         client = ClientSession(connector=TCPConnector(limit=0), timeout=ClientTimeout(total=None))
@@ -90,21 +95,23 @@ class Gateway:
 
     async def _send(self, request: str, prompt: object, output_tokens: int) -> int:
         arrived = self._workers.expect(request)
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": output_tokens}
-        answer = asyncio.ensure_future(self._post(body))
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": output_tokens, "stream": True}
+        heard = self._heard[request] = asyncio.Event()
+        answer = self._answers[request] = asyncio.ensure_future(self._post(body, heard))
         either: set[asyncio.Future[Any]] = {arrived, answer}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not arrived.done():
             await answer
             raise RuntimeError("the router answered by itself")
-        self._answers[request] = answer
         return arrived.result()
 
-    async def _post(self, body: dict[str, object]) -> None:
+    async def _post(self, body: dict[str, object], heard: asyncio.Event) -> None:
         async with self._client.post(f"{self._url}/v1/completions", json=body) as answer:
-            text = await answer.text()
-        if answer.status != 200:
-            raise RuntimeError(f"the router answered {answer.status}: {text[:500]}")
+            if answer.status != 200:
+                text = await answer.text()
+                raise RuntimeError(f"the router answered {answer.status}: {text[:500]}")
+            async for _ in answer.content.iter_any():
+                heard.set()
 
     async def _settle(self) -> None:
         """Until the router itself counts what runs."""
@@ -118,7 +125,8 @@ class Gateway:
         return [known[url] for url in self._workers.urls]
 
     def first_token(self, live: Live) -> None:
-        """Answers are not streamed; routers listen to none."""
+        self._workers.first_token(live.request_id)
+        self._run(self._heard.pop(live.request_id).wait())
 
     def ended(self, live: Live) -> None:
         self._workers.complete(live.request_id)
@@ -130,16 +138,23 @@ class Gateway:
         """They listen to none."""
 
     def close(self) -> None:
-        self._loop.run_until_complete(self._client.close())
+        self._loop.run_until_complete(self._hang_up())
         self._end()
+
+    async def _hang_up(self) -> None:
+        for answer in self._answers.values():
+            answer.cancel()
+        await asyncio.gather(*self._answers.values(), return_exceptions=True)
+        await self._client.close()
 
     def _end(self) -> None:
         self._program.terminate()
         try:
-            self._program.wait(PATIENCE_S)
+            self._program.wait(START_S)
         except subprocess.TimeoutExpired:
             self._program.kill()
             self._program.wait()
+        shutil.rmtree(self._log.parent)
         self._loop.run_until_complete(self._workers.stop())
         self._loop.close()
 

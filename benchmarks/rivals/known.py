@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from importlib import metadata
 
 import msgspec
 
-from benchmarks.rivals.prompts import text_of, token_list
+from benchmarks.rivals.prompts import Encode, text_of, token_list
 from benchmarks.rivals.rival import Rival
-from cp_ray.core.pages import Piece
 from cp_ray.errors import ConfigError
 
 
 class Known(msgspec.Struct, frozen=True):
-    """package: as installed. copy: our policy of `bench fleet`. make: for so many replicas."""
+    """package: as installed. copy: our policy of `bench fleet`, if there is one.
+
+    encode: a prompt as it is sent. make: for so many replicas.
+    """
 
     package: str
     what: str
-    copy: str
-    make: Callable[[int], Rival]
+    copy: str | None
+    encode: Encode
+    make: Callable[[int, Encode], Rival]
 
     def version(self) -> str:
         """Raises ConfigError where it is not installed."""
@@ -40,41 +42,48 @@ class Known(msgspec.Struct, frozen=True):
         return True
 
 
-def _ray(replicas: int) -> Rival:
+def _ray(replicas: int, encode: Encode) -> Rival:
     from benchmarks.rivals.ray_router import RayPrefixRouter
 
-    return RayPrefixRouter(replicas)
+    return RayPrefixRouter(replicas, encode)
 
 
-def _dynamo(replicas: int) -> Rival:
+def _dynamo(replicas: int, encode: Encode) -> Rival:
     from benchmarks.rivals.dynamo_selection import DynamoSelection
 
-    return DynamoSelection(replicas)
+    return DynamoSelection(replicas, encode)
 
 
-def _gateway(
-    module: tuple[str, ...], encode: Callable[[Sequence[Piece]], object], replicas: int
-) -> Rival:
+def _gateway(replicas: int, encode: Encode, *module: str) -> Rival:
     from benchmarks.rivals.gateway import Gateway
 
-    return Gateway(replicas, module, encode)
+    return Gateway(replicas, encode, module)
+
+
+def _smg(replicas: int, encode: Encode) -> Rival:
+    return _gateway(replicas, encode, "smg", "launch")
+
+
+def _sglang(replicas: int, encode: Encode) -> Rival:
+    return _gateway(replicas, encode, "sglang_router.launch_router")
+
+
+def _vllm(replicas: int, encode: Encode) -> Rival:
+    return _gateway(replicas, encode, "vllm_router.launch_router")
+
+
+def _vllm_kv(replicas: int, encode: Encode) -> Rival:
+    from benchmarks.rivals.kv_aware import VllmKvAware
+
+    return VllmKvAware(replicas, encode)
 
 
 KNOWN = {
-    "ray": Known("ray", "PrefixCacheAffinityRouter", "ray_prefix", _ray),
-    "dynamo": Known("ai-dynamo-runtime", "SelectionService", "dynamo", _dynamo),
-    "smg": Known("smg", "cache_aware", "sglang", partial(_gateway, ("smg", "launch"), text_of)),
-    "sglang-router": Known(
-        "sglang-router",
-        "cache_aware",
-        "sglang",
-        partial(_gateway, ("sglang_router.launch_router",), text_of),
-    ),
+    "ray": Known("ray", "PrefixCacheAffinityRouter", "ray_prefix", text_of, _ray),
+    "dynamo": Known("ai-dynamo-runtime", "SelectionService", "dynamo", token_list, _dynamo),
+    "smg": Known("smg", "cache_aware", "sglang", text_of, _smg),
+    "sglang-router": Known("sglang-router", "cache_aware", "sglang", text_of, _sglang),
     # Of text it only counts running requests: it matches token ids alone.
-    "vllm-router": Known(
-        "vllm-router",
-        "cache_aware",
-        "sglang",
-        partial(_gateway, ("vllm_router.launch_router",), token_list),
-    ),
+    "vllm-router": Known("vllm-router", "cache_aware", "sglang", token_list, _vllm),
+    "vllm-router-kv": Known("vllm-router", "kv_aware", None, token_list, _vllm_kv),
 }

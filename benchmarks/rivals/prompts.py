@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
 from cp_ray.core.pages import Piece
 
+Encode = Callable[[Sequence[Piece]], object]
+"""A prompt as a router is sent it."""
 CHARACTERS = 4
 """Of a token, as English has it."""
 VOCABULARY = 1 << 15
@@ -17,6 +19,15 @@ VOCABULARY = 1 << 15
 def text_of(pieces: Sequence[Piece]) -> str:
     """`CHARACTERS` to a token: hexadecimal digits, which no two pieces share but by chance."""
     return "".join(_text(key, tokens * CHARACTERS) for key, tokens in pieces)
+
+
+def distinct_text_of(pieces: Sequence[Piece]) -> str:
+    """The same, but that hardly any two pieces begin with the same character.
+
+    Trees of characters take one that two texts share by chance for a prefix in common.
+    """
+    texts = ((_text(key, tokens * CHARACTERS), _digest(key, 2)) for key, tokens in pieces)
+    return "".join(chr(0x4E00 + int.from_bytes(two) % 20_000) + text[1:] for text, two in texts)
 
 
 def token_ids(pieces: Sequence[Piece]) -> np.ndarray:

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.rivals.prompts import text_of
+from benchmarks.rivals.prompts import Encode
 from cp_ray.core.types import Eviction
 from cp_ray.replay.fleet.job import Live
 from cp_ray.replay.fleet.view import FleetView
@@ -22,7 +22,7 @@ from cp_ray.replay.fleet.view import FleetView
 class _Request:
     """What Serve LLM's router reads of a completion."""
 
-    def __init__(self, prompt: str) -> None:
+    def __init__(self, prompt: object) -> None:
         self.prompt = prompt
 
 
@@ -46,7 +46,7 @@ class _Replica:
 class RayPrefixRouter:
     """With its defaults. Starts a Ray of its own, or uses the one that runs in this process."""
 
-    def __init__(self, replicas: int) -> None:
+    def __init__(self, replicas: int, encode: Encode) -> None:
         import ray
         from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router import (
             PrefixCacheAffinityRouter,
@@ -63,7 +63,7 @@ class RayPrefixRouter:
         from ray.serve._private.request_router.common import PendingRequest
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        self._ray = ray
+        self._ray, self._encode = ray, encode
         self._own = not ray.is_initialized()
         if self._own:
             os.environ.setdefault("RAY_AUTH_MODE", "disabled")
@@ -94,7 +94,9 @@ class RayPrefixRouter:
     def choose(self, live: Live, view: FleetView) -> int:
         for replica, running in zip(self._replicas, view.running, strict=True):
             replica.running = running
-        return self._loop.run_until_complete(self._choose(_Request(text_of(live.pieces)), live))
+        return self._loop.run_until_complete(
+            self._choose(_Request(self._encode(live.pieces)), live)
+        )
 
     async def _choose(self, request: _Request, live: Live) -> int:
         metadata = self._metadata(request_id=live.request_id, internal_request_id=live.request_id)

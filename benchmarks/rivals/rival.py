@@ -61,8 +61,8 @@ class SideBySide:
             copied = self._copy.place(live, view, now) if self._copy else -1
             live.replica = self._rival.choose(live, view)
             self.sent[live.replica] += 1
+            self.tally.asked += 1
             if self._copy:
-                self.tally.asked += 1
                 self.tally.same += copied == live.replica
                 self.tally.tied += copied != live.replica and live.replica in self._copy.tied
                 self._copy.placed(live)

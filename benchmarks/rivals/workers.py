@@ -1,14 +1,16 @@
 """Tiny HTTP workers on this machine, for routers that forward requests to real sockets.
 
-They answer what routers ask of SGLang's and vLLM's servers when they register them, and hold each
-completion open until they are told that its answer is complete.
+They answer what routers ask of SGLang's and vLLM's servers when they register them, and stream each
+completion as they are told: a first token, and the end of the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
+import msgspec
 from aiohttp import web
 
 BODY_LIMIT = 1 << 26
@@ -32,6 +34,7 @@ class Workers:
         self._count = count
         self._runners: list[web.AppRunner] = []
         self._expected: tuple[str, asyncio.Future[int]] | None = None
+        self._first: dict[str, asyncio.Event] = {}
         self._complete: dict[str, asyncio.Event] = {}
 
     async def start(self) -> None:
@@ -54,34 +57,46 @@ class Workers:
         """
         arrived: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._expected = request, arrived
-        self._complete[request] = asyncio.Event()
+        self._first[request], self._complete[request] = asyncio.Event(), asyncio.Event()
         return arrived
 
+    def first_token(self, request: str) -> None:
+        """Its worker streams one now."""
+        self._first[request].set()
+
     def complete(self, request: str) -> None:
-        """Its worker answers now."""
+        """Its worker has nothing more to say."""
         self._complete[request].set()
 
     async def stop(self) -> None:
-        for complete in self._complete.values():
-            complete.set()
+        for event in (*self._first.values(), *self._complete.values()):
+            event.set()
         for runner in self._runners:
             await runner.cleanup()
 
-    def _handler(self, at: int):  # type: ignore[no-untyped-def]
-        async def answer(http: web.Request) -> web.Response:
+    def _handler(self, at: int) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def answer(http: web.Request) -> web.StreamResponse:
             if self._expected is None:
                 return web.json_response({"error": "nothing was sent"}, status=500)
             (request, arrived), self._expected = self._expected, None
             await http.read()
+            stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await stream.prepare(http)
             arrived.set_result(at)
+            await self._first[request].wait()
+            await stream.write(_chunk(request, "a", None))
             await self._complete[request].wait()
-            del self._complete[request]
-            choice = {"index": 0, "text": "", "finish_reason": "stop", "logprobs": None}
-            usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-            made = {"id": request, "object": "text_completion", "created": 0, "model": MODEL}
-            return web.json_response({**made, "choices": [choice], "usage": usage})
+            del self._first[request], self._complete[request]
+            await stream.write(_chunk(request, "b", "length") + b"data: [DONE]\n\n")
+            return stream
 
         return answer
+
+
+def _chunk(request: str, text: str, finish_reason: str | None) -> bytes:
+    choice = {"index": 0, "text": text, "finish_reason": finish_reason, "logprobs": None}
+    made = {"id": request, "object": "text_completion", "created": 0, "model": MODEL}
+    return b"data: " + msgspec.json.encode({**made, "choices": [choice]}) + b"\n\n"
 
 
 async def _models(_http: web.Request) -> web.Response:

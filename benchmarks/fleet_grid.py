@@ -32,7 +32,10 @@ SATURATED = ("cp_ray", "round_robin")
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One workload on one fleet. requests: only the first, None = all."""
+    """One workload on one fleet. requests: only the first, None = all.
+
+    again: the trace twice, of which only the second time counts.
+    """
 
     trace: str
     requests: int | None
@@ -40,12 +43,14 @@ class Part(msgspec.Struct, frozen=True):
     cache_tokens: int
     model: Model = "batching"
     overlap: bool = True
+    again: bool = False
 
     @property
     def name(self) -> str:
         """Key of its saturation, and what --only looks for."""
         short = Path(self.trace).name.split(".")[0].removesuffix("_trace")
         short += "" if self.overlap else "_no_overlap"
+        short += "_x2_warm" if self.again else ""
         return f"{short} {self.replicas}x{self.cache_tokens // 1000}k {self.model}"
 
     @property
@@ -61,6 +66,8 @@ class Part(msgspec.Struct, frozen=True):
                 self.hardware,
                 requests=self.requests,
                 overlap=self.overlap,
+                repeat=2 if self.again else 1,
+                warm=1 if self.again else 0,
             )
         )
 
@@ -128,8 +135,10 @@ PARTS = (
         for trace, requests in TRACES[:2]
     ),
 )
-CONTROL = Part("multihoprag", None, 16, 3_000_000)
-"""Every cache holds all that it is ever sent."""
+ROOMY = Part("multihoprag", None, 16, 3_000_000)
+"""Every cache holds all that it is ever sent, and begins empty."""
+CONTROL = msgspec.structs.replace(ROOMY, again=True)
+"""And has been sent every prompt before: there is nothing to gain any more."""
 APART = tuple(
     Part("multihoprag", None, 16, 300_000, model, overlap=False) for model in ("batching", "serial")
 )
@@ -138,6 +147,8 @@ APART = tuple(
 
 def arms(part: Part, strong: bool) -> list[str]:
     """Policies, "lmetric paper" for one with the paper's order; strong: those that decide."""
+    if part == CONTROL:
+        return list(FIRST) if strong else []
     if part in APART:
         return ["cp_ray", "least_loaded"] if strong else []
     if strong:
@@ -168,9 +179,14 @@ def cells(
     only: str = "", seeds: int = len(SEEDS), strong_alone: bool = False
 ) -> Iterator[GridCell]:
     """The whole grid, what decides most first: every part's strong arms, then the rest."""
-    parts = [part for part in (*PARTS, CONTROL, *APART) if only in part.name]
+    parts = [part for part in (*PARTS, ROOMY, CONTROL, *APART) if only in part.name]
     for strong in (True,) if strong_alone else (True, False):
         for seed, loads in product(SEEDS[:seeds], LOADS):
             for part in parts:
                 for arm in arms(part, strong):
-                    yield from (at(part, load, seed, arm) for load in loads)
+                    yield from (at(part, load, seed, arm) for load in loads_of(part, loads))
+
+
+def loads_of(part: Part, loads: tuple[float, ...]) -> tuple[float, ...]:
+    """The control's are those whose first time, which it does not count, leaves no backlog."""
+    return tuple(load for load in loads if part != CONTROL or load < 1.0)

@@ -68,7 +68,7 @@ def verdicts(rows: Sequence[FleetRow], saturations: Mapping[str, float]) -> str:
     saturations: requests a second by part, and by part and policy.
     """
     played = places(rows)
-    shared = [place for place in played if not place.trace.endswith("_no_overlap")]
+    shared = [place for place in played if not place.trace.endswith(("_no_overlap", "_warm"))]
     goals = {
         "mean TTFT lowest (within 2%)": _lowest(shared, "ttft_mean_s"),
         "p99 TTFT lowest (within 2%)": _lowest(shared, "ttft_p99_s"),
@@ -83,6 +83,7 @@ def verdicts(rows: Sequence[FleetRow], saturations: Mapping[str, float]) -> str:
         "serial, 300k: multihoprag at 1.2 within 1.2x of its mean at 0.5": _steady(shared),
         "serial, 300k: qasper at 1.2 below 2.6 s": _below(shared, 2.6),
         "without overlap: within 2% of least_loaded": _apart(played),
+        "control, caches that hold every prompt already: no gain over 5%": _control(played),
     }
     return "\n".join(line for goal, cells in goals.items() for line in _lines(goal, list(cells)))
 
@@ -170,3 +171,12 @@ def _apart(cells: Sequence[Place]) -> Iterator[Judged]:
             if place.trace.endswith("_no_overlap") and rival.arm == "least_loaded":
                 ratio = place.ours.mean("ttft_mean_s") / rival.mean("ttft_mean_s")
                 yield Judged(place.name, ratio / (1 + TIE) - 1, f"{ratio:.3f}x")
+
+
+def _control(cells: Sequence[Place]) -> Iterator[Judged]:
+    for place in cells:
+        best = place.best("ttft_mean_s") if place.trace.endswith("_warm") else None
+        if best is not None:
+            gain = best.mean("ttft_mean_s") / place.ours.mean("ttft_mean_s")
+            means = f"{place.ours.mean('ttft_mean_s'):.3f} and {best.mean('ttft_mean_s'):.3f} s"
+            yield Judged(place.name, gain / 1.05 - 1, f"{gain:.2f}x under {best.arm} ({means})")

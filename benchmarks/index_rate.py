@@ -24,7 +24,7 @@ from cp_ray.core.index import ContextIndex
 from cp_ray.core.types import EvictionReport, Feedback, PlanRequest, ReplicaId, ReplicaInfo, Step
 from cp_ray.store import wire
 
-K, WINDOW, PAGE, CAPACITY = 15, 32, 16, 1 << 30
+K, WINDOW, PAGE, CAPACITY, STEP = 15, 32, 16, 1 << 30, 8192
 SLACK = 4096
 """Records the index may hold beyond those it does: nothing is forgotten for want of room."""
 REPORT_EVERY = 128
@@ -38,7 +38,7 @@ class InProcess:
     def __init__(self, records: int, replicas: int, seed: int = 0) -> None:
         names = [ReplicaId(f"replica-{number}") for number in range(replicas)]
         self.index = ContextIndex(max_records=records + SLACK)
-        self.index.set_replicas([ReplicaInfo(name, PAGE, CAPACITY) for name in names])
+        self.index.set_replicas([ReplicaInfo(name, PAGE, CAPACITY, STEP) for name in names])
         self._records = records
         self._requests = requests(K, seed)
         self._fleet = Fleet()

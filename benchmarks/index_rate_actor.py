@@ -40,7 +40,7 @@ class Replica:
     """What the index asks of an engine."""
 
     def record_replica_metadata(self) -> dict[str, int]:
-        return {"page_size": PAGE, "capacity_tokens": 1 << 30}
+        return {"page_size": PAGE, "capacity_tokens": 1 << 30, "step_tokens": 8192}
 
 
 class Bare:

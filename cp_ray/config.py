@@ -18,6 +18,9 @@ from cp_ray.setting_types import JsonDict, Key, Keys, Names, reveal
 MOST_FOLLOWED = 1 << 16
 
 
+DataPlane = Literal["ingress", "direct"]
+
+
 class AppConfig(BaseModel):
     """Settings of one cp_ray application. Sizes in tokens or bytes, times in seconds."""
 
@@ -132,6 +135,11 @@ class AppConfig(BaseModel):
     )
 
     # Router.
+    data_plane: DataPlane = Field(
+        default="ingress",
+        description="how answers travel: through the Router, or from the engine replica past it, "
+        "by HAProxy (docs/operations.md says what Serve must be started with)",
+    )
     ingress_replicas: int = Field(default=1, ge=1)
     window_ms: float = Field(default=5.0, ge=0, le=1000)
     window_max: int = Field(default=64, ge=1)
@@ -217,6 +225,12 @@ class AppConfig(BaseModel):
                 f"max_replicas={self.max_replicas} is less than replicas={self.replicas}, the "
                 "fewest: raise it, or leave it out for a fixed number",
                 param="max_replicas",
+            )
+        if self.data_plane == "direct" and self.prewarm:
+            raise ConfigError(
+                "prewarm needs data_plane=ingress: on the direct data plane the Router makes no "
+                "prompts it could repeat",
+                param="prewarm",
             )
         if self.scales and self.reuse == "plain":
             raise ConfigError(

@@ -4,6 +4,7 @@ No postponed annotations here: `serve run` reads the type of `app`'s parameter t
 key=value arguments.
 """
 
+import os
 from typing import Any
 
 import ray
@@ -18,6 +19,9 @@ from cp_ray.errors import ConfigError
 from cp_ray.index_actor.actor import ENGINE, new_index
 from cp_ray.prerequisites import refuse_early
 from cp_ray.router.auth import Authenticator
+from cp_ray.router.direct import DirectRouter
+from cp_ray.router.direct_replica import DirectReplica
+from cp_ray.router.direct_settings import check_direct
 from cp_ray.router.ingress import Router
 from cp_ray.router.request_router import PlainReplicaRouter, PlannedReplicaRouter
 from cp_ray.tracing import check_tracing
@@ -38,10 +42,12 @@ def app(args: AppConfig) -> Application:
         new_index(args)  # the actor could only die of a bad file, again and again
     _refuse_early(args)
     config_json = args.to_json()
-    engine = serve.deployment(EngineReplica).options(
+    direct = args.data_plane == "direct"
+    engine = serve.deployment(DirectReplica if direct else EngineReplica).options(
         name=ENGINE,
         **replica_count(args),
-        max_ongoing_requests=args.max_ongoing_requests,
+        # Direct replicas let in who has to wait: they are fair about who goes next, Serve is not.
+        max_ongoing_requests=args.max_ongoing_requests + (args.max_queued_requests + 1) * direct,
         max_queued_requests=args.max_queued_requests,
         health_check_period_s=args.health_check_period_s,
         health_check_timeout_s=args.health_check_timeout_s,
@@ -52,7 +58,7 @@ def app(args: AppConfig) -> Application:
         request_router_config=_request_router(args),
     )
     in_flight = args.most_replicas * args.max_ongoing_requests
-    router = serve.deployment(Router).options(
+    router = serve.deployment(DirectRouter if direct else Router).options(
         name="Router",
         num_replicas=args.ingress_replicas,
         # The engine's queue answers 503 when it is full; the ingress must never be the limit.
@@ -61,14 +67,17 @@ def app(args: AppConfig) -> Application:
         graceful_shutdown_timeout_s=DRAIN_S,
         ray_actor_options={"num_cpus": ROUTER_CPUS},
     )
-    bound: Application = router.bind(config_json, engine.bind(config_json))
-    return bound
+    engines: Application = engine.bind(config_json)
+    asked: Application = router.bind(config_json, engines)
+    return engines._with_ingress_request_router(asked) if direct else asked
 
 
 def _refuse_early(args: AppConfig) -> None:
     """Say here, in one line, what would else end in the log of a replica."""
     Authenticator(args)
     check_tracing(args)
+    if args.data_plane == "direct":
+        check_direct(os.environ, keys=bool(args.api_keys))
     if args.engine == "vllm":
         vllm_args.REFUSED.check(args.engine_kwargs)
     elif args.engine == "sglang":

@@ -19,9 +19,9 @@ from benchmarks.rivals.prompts import distinct_text_of, text_of
 from benchmarks.rivals.rival import SideBySide
 from cp_ray.errors import ConfigError, CpRayError
 from cp_ray.replay.fleet.bench import FleetOptions, prepare
-from cp_ray.replay.fleet.cell import PAGE, Cell, Outcome, play
+from cp_ray.replay.fleet.cell import Cell, Outcome, fleet_of, play
 from cp_ray.replay.fleet.command import add_arguments, options_of
-from cp_ray.replay.fleet.registry import RIVALS, Fleet
+from cp_ray.replay.fleet.registry import RIVALS
 from cp_ray.replay.fleet.router import OneByOne
 from cp_ray.replay.fleet.saturation import saturation
 from cp_ray.replay.fleet.workload import Workload
@@ -50,8 +50,7 @@ def play_rival(
 ) -> RivalRow:
     """One cell, by the rival beside our copy. load: what its rate was made of."""
     hardware, known = cell.hardware, KNOWN[name]
-    fleet = Fleet(hardware.replicas, PAGE, hardware.cache_tokens, cell.seed)
-    copy = RIVALS[known.copy](fleet) if known.copy else None
+    copy = RIVALS[known.copy](fleet_of(hardware, cell.seed)) if known.copy else None
     if not isinstance(copy, OneByOne | None):
         raise TypeError(f"{known.copy} does not place requests singly")
     encode = distinct_text_of if distinct and known.encode is text_of else known.encode

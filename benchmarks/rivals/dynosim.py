@@ -27,10 +27,10 @@ from benchmarks.rivals.prompts import token_ids
 from cp_ray.core.types import Eviction
 from cp_ray.errors import ConfigError, CpRayError
 from cp_ray.replay.fleet.bench import FleetOptions, prepare
-from cp_ray.replay.fleet.cell import PAGE, Cell, play
+from cp_ray.replay.fleet.cell import Cell, fleet_of, play
 from cp_ray.replay.fleet.command import add_arguments, options_of
 from cp_ray.replay.fleet.job import Live
-from cp_ray.replay.fleet.registry import Fleet, make_router
+from cp_ray.replay.fleet.registry import make_router
 from cp_ray.replay.fleet.router import Router
 from cp_ray.replay.fleet.saturation import saturation
 from cp_ray.replay.fleet.view import FleetView
@@ -69,8 +69,7 @@ ORDERS = {
 
 def sent_by(workload: Workload, cell: Cell) -> list[Live]:
     """The requests of a cell as its policy sends them, in order of arrival."""
-    hardware = cell.hardware
-    fleet = Fleet(hardware.replicas, PAGE, hardware.cache_tokens, cell.seed)
+    fleet = fleet_of(cell.hardware, cell.seed)
     recorder = Recorder(make_router(cell.policy, cell.order, fleet))
     play(workload, cell, recorder)
     return sorted(recorder.sent, key=lambda live: live.arrived_s)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from cp_ray.core.estimated_ttft import PrefillTimes
+from cp_ray.core.last_step import LastStep
 from cp_ray.core.load import IDLE, LoadLedger, Work
 from cp_ray.core.placement import ANSWER_STEPS, BEHIND, Congestion, Option
 from cp_ray.core.room import Room
@@ -58,6 +59,14 @@ class FleetLoad:
         queues = self.ledger.queues
         return [BEHIND * len(queues.get(info.replica, IDLE).waiting) for info in infos]
 
+    def last_steps(self, infos: Sequence[ReplicaInfo], now: float) -> list[LastStep]:
+        """The step that ends each replica's line, as far as one more prompt would get into it."""
+        queues = [self.ledger.queues.get(info.replica, IDLE) for info in infos]
+        return [
+            queue.joinable(info.step_tokens, queue.wait_s(now))
+            for queue, info in zip(queues, infos, strict=True)
+        ]
+
     def wait_s(self, info: ReplicaInfo, new: int, now: float) -> float:
         """Until the replica has prefilled what is planned there, and has room for this prompt."""
         pinned = self.ledger.pinned_tokens(info.replica)
@@ -79,20 +88,25 @@ class FleetLoad:
             if cached != last:  # most hold as much as the one before: the head, or nothing
                 last, alone_s = cached, times.curve.seconds(cached, new)
             room_s = room.wait_s(queue.pinned, new, info.capacity_tokens)
-            wait_s = queue.wait_s(now) + room_s
+            line_s = queue.wait_s(now)
             own_s = times.beside(replica, alone_s, queue.answering)
             assigned = self._assigned.get(replica, 0)
             beside_s = answer_s * queue.answering
             waiting = len(queue.waiting)
+            late_s = 0.0
+            if waiting and info.step_tokens:
+                late_s = own_s * queue.joinable(info.step_tokens, line_s).late_share(new)
             offers.append(
                 Option(
                     replica,
-                    wait_s,
+                    line_s + room_s,
                     own_s,
                     queue.running,
                     assigned,
                     beside_s=beside_s,
                     waiting=waiting,
+                    late_s=late_s,
+                    step_tokens=info.step_tokens,
                 )
             )
         return offers
@@ -109,7 +123,7 @@ class FleetLoad:
     ) -> Work:
         """Take an offer. cached: as planned in the end. replicas: live ones."""
         seconds = self.own_s(option.replica, cached, new)
-        work = Work(cached, new, seconds, option.wait_s + seconds)
+        work = Work(cached, new, seconds, option.wait_s + seconds, option.step_tokens)
         self.ledger.reserve(request, option.replica, work, now)
         self.congestion.planned(seconds, replicas, now)
         self._assigned[option.replica] = self._assigned.get(option.replica, 0) + 1
@@ -121,7 +135,8 @@ class FleetLoad:
             self.ledger.free(request)
             return
         seconds = self.own_s(info.replica, 0, tokens)
-        work = Work(0, tokens, seconds, self.wait_s(info, tokens, now) + seconds)
+        ttft_s = self.wait_s(info, tokens, now) + seconds
+        work = Work(0, tokens, seconds, ttft_s, info.step_tokens)
         self.ledger.move(request, info.replica, work, now)
 
     def first_token(

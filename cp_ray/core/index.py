@@ -138,11 +138,11 @@ class ContextIndex:
             return there_s(r, cached, max(prompts[i].total - cached, 1))
 
         load, price = self.load, self.load.congestion.price
-        waits = [load.wait_s(info, 0, now) for info in live]
-        surcharge, beside = load.surcharge(live), load.beside_s(live)
-        for place in lay_out(prompts, waits, own_s, price, beside, surcharge=surcharge):
-            followers = tuple(window[j].context for j in place.followers)
-            yield _Laid(window[place.request], live[place.replica].replica, followers)
+        waits, beside = [load.wait_s(info, 0, now) for info in live], load.beside_s(live)
+        surcharge, steps = load.surcharge(live), load.last_steps(live, now)
+        for one in lay_out(prompts, waits, own_s, price, beside, surcharge=surcharge, steps=steps):
+            followers = tuple(window[j].context for j in one.followers)
+            yield _Laid(window[one.request], live[one.replica].replica, followers)
 
     def _plan_one(self, laid: _Laid, now: float) -> Step:
         request = laid.request

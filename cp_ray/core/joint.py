@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from cp_ray.core.last_step import ALONE, LastStep
+from cp_ray.core.placement import FIRST_CLAIM
 from cp_ray.core.types import BlockId, Context, HeadId
 
 CHUNK = 16
@@ -69,15 +71,17 @@ def lay_out(
     beside: Sequence[float] | None = None,
     *,
     surcharge: Sequence[float] | None = None,
+    steps: Sequence[LastStep] | None = None,
 ) -> list[Place]:
     """The window in order of sending.
 
     waits[r]: seconds there now. price: of a second of prefill, by the shortest wait.
     beside[r]: added for each request there, for the answers that run there; surcharge[r]: added to
-    the price there, for those that will come behind the window. None = nothing.
+    the price there, for those that will come behind the window. None = nothing. steps[r]: the step
+    that ends the line there; None = engines share no steps.
     """
     nothing = [0.0] * len(waits)
-    there = _There(waits, beside or nothing, surcharge or nothing)
+    there = _There(waits, beside or nothing, surcharge or nothing, steps or [ALONE] * len(waits))
     lines = _greedy(prompts, there, own_s, price)
     if len(prompts) <= MENDED:
         lines = _mend(lines, _Costs(prompts, there, own_s, price(min(waits))))
@@ -95,6 +99,7 @@ class _There(msgspec.Struct, frozen=True):
     waits: Sequence[float]
     beside: Sequence[float]
     surcharge: Sequence[float]
+    steps: Sequence[LastStep]
 
 
 def _greedy(
@@ -103,7 +108,7 @@ def _greedy(
     """For each replica the requests it gets, in order."""
     waits, beside, surcharge = there.waits, there.beside, there.surcharge
     left = list(range(len(prompts)))
-    clock = list(waits)
+    clock, steps = list(waits), list(there.steps)
     lines: list[list[int]] = [[] for _ in waits]
     best = [list(prompt.held) for prompt in prompts]
     own = [[own_s(i, r, best[i][r]) for r in range(len(waits))] for i in left]
@@ -113,11 +118,15 @@ def _greedy(
         for candidate in left:
             for at, own_there in enumerate(own[candidate]):
                 cost = clock[at] + own_there * (at_price + surcharge[at]) + beside[at]
+                if steps[at].ends:
+                    new = prompts[candidate].total - best[candidate][at]
+                    cost += FIRST_CLAIM * own_there * steps[at].late_share(new)
                 if cost < least:
                     least, i, r = cost, candidate, at
         left.remove(i)
         lines[r].append(i)
         clock[r] += own[i][r]
+        steps[r] = steps[r].joined(prompts[i].total - best[i][r])
         for j in left:
             common = _common_tokens(prompts[i], prompts[j])
             if common > best[j][r]:
@@ -138,6 +147,7 @@ class _Costs(msgspec.Struct, frozen=True):
         """Sum of the times to first token, the price of the prefill, and what is added."""
         clock, total = self.there.waits[r], len(line) * self.there.beside[r]
         beyond = self.price - 1.0 + self.there.surcharge[r]
+        step = self.there.steps[r]
         orders: list[tuple[HeadId, Context]] = []
         for at, i in enumerate(line):
             prompt = self.prompts[i]
@@ -147,7 +157,8 @@ class _Costs(msgspec.Struct, frozen=True):
                     held, prefix = run, _leading(order, prompt.tokens)
             own = self.own_s(i, r, held)
             clock += own
-            total += clock + own * beyond
+            total += clock + own * (beyond + FIRST_CLAIM * step.late_share(prompt.total - held))
+            step = step.joined(prompt.total - held)
             if at + 1 < len(line):
                 behind = [self.prompts[j] for j in line[at + 1 :]]
                 orders.append((prompt.head, self._order(prompt, prefix, behind)))

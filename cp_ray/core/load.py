@@ -11,6 +11,7 @@ from typing import final
 
 import msgspec
 
+from cp_ray.core.last_step import ALONE, LastStep
 from cp_ray.core.types import ReplicaId, RequestId
 from cp_ray.errors import InvariantError
 
@@ -23,13 +24,14 @@ LATE_SHARE = 0.1
 class Work(msgspec.Struct, frozen=True):
     """One prompt on one replica. cached, new: its tokens. seconds: estimated, for its prefill.
 
-    ttft_s: estimated time to its first token, the wait included.
+    ttft_s: estimated time to its first token, the wait included. step_tokens: as `ReplicaInfo`.
     """
 
     cached: int
     new: int
     seconds: float
     ttft_s: float = 0.0
+    step_tokens: int = 0
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -60,12 +62,13 @@ class Queue:
 
     began: when the first of them could begin. first_s: how long that one takes. owed_s: seconds
     that are that one's, though others' first tokens were heard since. prefill_s: seconds of
-    prefill done so far, waits for room left out.
+    prefill done so far, waits for room left out. last: step of the last in the line.
     """
 
     __slots__ = (
         "began",
         "first_s",
+        "last",
         "new_tokens",
         "owed_s",
         "pinned",
@@ -85,9 +88,11 @@ class Queue:
         self.first_s = 0.0
         self.owed_s = 0.0
         self.prefill_s = 0.0
+        self.last = ALONE
 
     def add(self, request: RequestId, work: Work, now: float) -> None:
         """One more in the line."""
+        self.last = self.joinable(work.step_tokens, self.wait_s(now)).joined(work.new)
         if not self.waiting:
             self.began = now
             self.first_s = work.seconds
@@ -134,6 +139,12 @@ class Queue:
             return 0.0
         done_s = min(max(0.0, now - self.began), self.first_s * (1 - LATE_SHARE))
         return max(0.0, self.seconds - done_s)
+
+    def joinable(self, step_tokens: int, wait_s: float) -> LastStep:
+        """Its last step, as far as one more prompt would get into it. wait_s: as now told."""
+        if not step_tokens or wait_s * self.new_tokens <= self.last.tokens * self.seconds:
+            return LastStep(step_tokens)  # nobody waits, or the step has begun
+        return self.last
 
     @property
     def answering(self) -> int:
@@ -227,11 +238,6 @@ class LoadLedger:
     def wait_s(self, replica: ReplicaId, now: float) -> float:
         """Seconds until the replica has prefilled all that is planned there."""
         return self._queues.get(replica, IDLE).wait_s(now)
-
-    def busy_share(self, replicas: int) -> float:
-        """Share of the live replicas, of which there are so many, with prefill to do."""
-        busy = sum(1 for queue in self._queues.values() if queue.waiting)
-        return busy / replicas if replicas else 0.0
 
     def running(self, replica: ReplicaId) -> int:
         """Requests on the replica that have not ended."""

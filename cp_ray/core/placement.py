@@ -26,6 +26,8 @@ for, beyond the shortest queue."""
 BEHIND = 0.1
 """Of those that wait on a replica, the share that tells how many will come behind ours, wait for
 its prefill, and could not as well have gone elsewhere (docs/decisions/0029)."""
+FIRST_CLAIM = 1.25
+"""Seconds of ours that a second is worth of those who came before us (docs/decisions/0030)."""
 NEAR = 0.05
 """Estimates are no better than that; wider, holders lose their requests (benchmarks/LOG.md)."""
 USUAL = 0.01
@@ -41,11 +43,22 @@ class Option:
 
     beside_s: what our answer and those that run there take from each other, as far as it counts.
     running: requests there, waiting: those of them without a first token. assigned: requests ever
-    planned there; breaks ties evenly. A plain class: one is made for each request and replica, and
-    compiled it is made faster than a struct.
+    planned there; breaks ties evenly. late_s: by which those ahead get late together who would
+    end in a step that we fill up. step_tokens: as `ReplicaInfo`. A plain class: one is made for
+    each request and replica, and compiled it is made faster than a struct.
     """
 
-    __slots__ = ("assigned", "beside_s", "own_s", "replica", "running", "wait_s", "waiting")
+    __slots__ = (
+        "assigned",
+        "beside_s",
+        "late_s",
+        "own_s",
+        "replica",
+        "running",
+        "step_tokens",
+        "wait_s",
+        "waiting",
+    )
 
     def __init__(
         self,
@@ -57,6 +70,8 @@ class Option:
         *,
         beside_s: float = 0.0,
         waiting: int = 0,
+        late_s: float = 0.0,
+        step_tokens: int = 0,
     ) -> None:
         self.replica = replica
         self.wait_s = wait_s
@@ -65,18 +80,22 @@ class Option:
         self.assigned = assigned
         self.beside_s = beside_s
         self.waiting = waiting
+        self.late_s = late_s
+        self.step_tokens = step_tokens
 
     def cost_s(self, price: float) -> float:
         """Seconds of everybody's wait. price: of a second of prefill, wherever it is done."""
         own = self.own_s * (price + BEHIND * self.waiting)
-        return self.wait_s + own + self.beside_s
+        return self.wait_s + own + self.beside_s + FIRST_CLAIM * self.late_s
 
     def before(self, other: Option) -> bool:
-        """Whether it wins a tie: fewer running, then fewer ever assigned, then by name."""
-        if self.running != other.running:
-            return self.running < other.running
+        """Whether it wins a tie: fewer waiting, fewer ever assigned, fewer running, by name."""
+        if self.waiting != other.waiting:
+            return self.waiting < other.waiting
         if self.assigned != other.assigned:
             return self.assigned < other.assigned
+        if self.running != other.running:
+            return self.running < other.running
         return self.replica < other.replica
 
 
@@ -124,7 +143,7 @@ class Congestion:
 
 
 def choose(options: list[Option], price: float) -> Option:
-    """The cheapest option; near ties to fewer running, then fewer ever assigned, then by name.
+    """The cheapest option; near ties to fewer waiting, then as `Option.before`.
 
     Near, as estimates are: else one that seems a little faster would get all that is new.
     """

@@ -72,11 +72,14 @@ class ReplicaInfo(msgspec.Struct, frozen=True, array_like=True):
     """What a replica tells of itself when it is ready.
 
     page_size: tokens of one engine cache block. capacity_tokens: tokens its cache holds.
+    step_tokens: most that its engine computes in one step, shared by all prompts; 0 = one prompt
+    at a time, or not told.
     """
 
     replica: ReplicaId
     page_size: int
     capacity_tokens: int
+    step_tokens: int = 0
 
 
 class Eviction(msgspec.Struct, frozen=True, array_like=True):

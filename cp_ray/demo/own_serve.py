@@ -15,16 +15,49 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from cp_ray.router.direct_settings import DIRECT_SETTINGS
+
 SETTINGS = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # Ray's 15 starves workers beside anything else
 }
 """Of the environment, where nothing else is set there."""
+HAPROXY_FILES = {
+    "CONFIG_FILE_LOC": "haproxy.cfg",
+    "SOCKET_PATH": "admin.sock",
+    "SERVER_STATE_BASE": "",
+    "SERVER_STATE_FILE": "server-state",
+    "METRICS_SOCKET_PATH": "metrics.sock",
+}
+"""All below /tmp/haproxy-serve by default, so that two clusters on a host would share them."""
 HOST_MEMORY = 80 << 20
 HEAD_CPUS = 4
 TRIES = 3
 """Ray gives a host 30 s to come up, which on a busy machine of 2 cores may not do."""
+
+
+@contextlib.contextmanager
+def direct_environment() -> Iterator[None]:
+    """What the direct data plane needs, and HAProxy's files and ports where no other's are.
+
+    Enter it before anything imports Ray Serve, which reads it then.
+    """
+    before = dict(os.environ)
+    folder = tempfile.mkdtemp(prefix="ha-")
+    os.environ |= DIRECT_SETTINGS
+    for name, file in HAPROXY_FILES.items():
+        os.environ[f"RAY_SERVE_HAPROXY_{name}"] = str(Path(folder, file))
+    for name in ("METRICS_PORT", "STATS_PORT"):
+        os.environ[f"RAY_SERVE_HAPROXY_{name}"] = str(free_port())
+    # Half a minute by default, for load balancers that have to notice; nobody asks here any more.
+    os.environ["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] = "1"
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ import aiohttp
 import msgspec
 from tqdm import tqdm
 
-from cp_ray.config import AppConfig
+from cp_ray.config import AppConfig, DataPlane
 from cp_ray.demo import cpu
 from cp_ray.demo.bare import bare_app
 from cp_ray.demo.echo import echoing
@@ -45,7 +45,8 @@ SETTINGS = {
 class ServeOptions(msgspec.Struct, frozen=True):
     """pairs: of blocks for each body and text. block_s: of load. load: of cp_ray's own limit.
 
-    streams: to be open at a time; 0 = do not try.
+    streams: to be open at a time; 0 = do not try. data_plane: cp_ray's; with "direct" HAProxy
+    stands before both applications, and this process is in `own_serve.direct_environment`.
     """
 
     sizes: tuple[int, ...] = (2, 60)
@@ -54,6 +55,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     load: float = 0.5
     streams: int = 4000
     seed: int = 0
+    data_plane: DataPlane = "ingress"
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -72,10 +74,11 @@ class Side(msgspec.Struct, frozen=True):
 class Cell(msgspec.Struct, frozen=True):
     """One kind of body. inside_*: from the body read to the engine call issued, milliseconds.
 
-    text_cpu_ms: CPU that reading, cutting and tokenizing one such body takes in the Router, and in
-    the bare one. echo_ms: median and p99 of a byte to a process that does nothing and back,
-    meanwhile: the floor of any plan. added_*: (mean difference, half of its 95% interval) over
-    pairs of blocks.
+    On the direct data plane that is in the Router and in the replica together, without the way
+    between. text_cpu_ms: CPU that reading, cutting and tokenizing one such body takes in the
+    Router, and in the bare one. echo_ms: median and p99 of a byte to a process that does nothing
+    and back, meanwhile: the floor of any plan. added_*: (mean difference, half of its 95% interval)
+    over pairs of blocks.
     """
 
     kilobytes: int
@@ -134,19 +137,19 @@ class ServeBench(msgspec.Struct, frozen=True):
 
 def run_serve(options: ServeOptions) -> ServeBench:
     """Run on a Ray of its own, which is gone afterwards."""
-    with _applications() as base:
+    with _applications(options.data_plane) as base:
         idle, cells = asyncio.run(_measure(base, options))
     streams = open_streams(options.streams) if options.streams else None
     return ServeBench(idle, tuple(cells), streams)
 
 
 @contextlib.contextmanager
-def _applications() -> Iterator[str]:
+def _applications(data_plane: DataPlane) -> Iterator[str]:
     from ray import serve
 
     from cp_ray.deployment import app
 
-    config = AppConfig.model_validate(SETTINGS)
+    config = AppConfig.model_validate(SETTINGS | {"data_plane": data_plane})
     with own_serve(8) as base:
         serve.run(bare_app(config), name=BARE, route_prefix=f"/{BARE}")
         serve.run(app(config), name=CP_RAY, route_prefix=f"/{CP_RAY}")
@@ -207,7 +210,7 @@ class BenchOfTwo:
             await self._pairs(bodies, rate, mine, its)
             echo = sorted(echo_ms)
         timings = [a.explained["timing_ms"] for block in mine for a in block.answers]
-        inside = sorted(timing["issued"] for timing in timings)
+        inside = sorted(timing["issued"] + timing.get("routed", 0.0) for timing in timings)
         return Cell(
             kilobytes=kilobytes,
             texts=texts,
@@ -218,7 +221,8 @@ class BenchOfTwo:
             inside_median_ms=statistics.median(inside),
             inside_p99_ms=_p99(inside),
             stages_median_ms={
-                name: statistics.median(timing[name] for timing in timings) for name in timings[0]
+                name: statistics.median(timing.get(name, 0.0) for timing in timings)
+                for name in timings[-1]
             },
             cp_ray=_side(mine),
             bare=_side(its),

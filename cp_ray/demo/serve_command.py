@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     engine.add_argument("--pairs", type=int, default=8, help="of blocks of load, for each body")
     engine.add_argument("--block", type=float, default=8.0, help="seconds of load in a block")
     engine.add_argument("--streams", type=int, default=4000, help="open at a time; 0 = none")
+    engine.add_argument(
+        "--data-plane",
+        choices=("ingress", "direct"),
+        default="ingress",
+        help="how answers travel; direct: HAProxy stands before both applications",
+    )
     parser.add_argument("--load", type=float, help="share of the limit; 0.8 or 0.5")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
@@ -43,9 +50,24 @@ def run_serve_command(args: argparse.Namespace) -> int:
             args.settle,
         )
         return show(run_soak(options), as_json=args.json)
+    from cp_ray.demo.own_serve import direct_environment
+
+    direct = args.data_plane == "direct"
+    with direct_environment() if direct else contextlib.nullcontext():
+        return _compare(args)
+
+
+def _compare(args: argparse.Namespace) -> int:
     from cp_ray.demo.serve_bench import ServeOptions, run_serve
     from cp_ray.demo.serve_report import show_serve
 
-    sizes = tuple(int(size) for size in args.sizes.split(","))
-    wanted = ServeOptions(sizes, args.pairs, args.block, args.load or 0.5, args.streams, args.seed)
+    wanted = ServeOptions(
+        tuple(int(size) for size in args.sizes.split(",")),
+        args.pairs,
+        args.block,
+        args.load or 0.5,
+        args.streams,
+        args.seed,
+        args.data_plane,
+    )
     return show_serve(run_serve(wanted), as_json=args.json)

@@ -35,6 +35,7 @@ from cp_ray.core.types import (
 from cp_ray.core.warming import Offer, Warming
 from cp_ray.errors import ConfigError
 from cp_ray.index_actor.journal import IndexJournal
+from cp_ray.index_actor.line import Lines
 from cp_ray.index_actor.observer import Observer
 from cp_ray.index_actor.recording import Recording
 from cp_ray.index_actor.report_reader import ReportReader
@@ -49,7 +50,7 @@ from cp_ray.tracing import new_tracer
 GRACE_S = 1.0
 """A client knows our clock as well as its probe was quick: only what is later than this is late."""
 HEARING_S = 1.0
-PROTOCOL = 2
+PROTOCOL = 3
 """Of the calls below: Routers of other code get an index of their own."""
 ENGINE = "Engine"
 """Name of the engine deployment."""
@@ -78,6 +79,7 @@ class IndexActor:
         self._journal = IndexJournal(self._index, self._connect, self._known_live, self._reader.ask)
         self._live_set = LiveSet(app, ENGINE, self._set_live)
         record = self._config.record
+        self._lines = Lines(self._plan, self._hear)
         recording = Recording(Path(record)) if record is not None else None
         self._observer = Observer(app, self._index, self._reader, recording)
         self._tracer = new_tracer(self._config, app, "index")
@@ -104,6 +106,9 @@ class IndexActor:
         deadline_s: when the caller stops waiting, on the clock that `ready` told it. heard: what
         `hear` takes, or nothing; a call of its own would cost the caller and us a millisecond each.
         """
+        return self._plan(payload, deadline_s, heard)
+
+    def _plan(self, payload: bytes, deadline_s: float, heard: bytes) -> bytes:
         if heard:
             try:
                 self._hear(heard)
@@ -139,6 +144,10 @@ class IndexActor:
             elif isinstance(feedback, Settled) and feedback.ok:
                 self._journal.ended(feedback.request_id)
 
+    async def line(self) -> tuple[str, bytes] | None:
+        """Where `plan` and `hear` are reached without Ray on this host, and the secret for it."""
+        return await self._lines.where()
+
     async def warm_offers(self) -> bytes:
         """Wire-encoded list[Offer]: what replicas should prefill ahead of clients now."""
         return wire.encode(self._warming.offers())
@@ -172,7 +181,7 @@ class IndexActor:
     async def counters(self) -> dict[str, int]:
         """Counts since the start of the actor."""
         shells = self._reader.counters() | self._journal.counters()
-        own = self._warming.counters() | {"plans_too_late": self._late}
+        own = self._warming.counters() | self._lines.counters() | {"plans_too_late": self._late}
         return self._index.counters() | shells | own
 
     async def state(self) -> dict[str, Any]:

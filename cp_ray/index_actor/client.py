@@ -16,6 +16,7 @@ from cp_ray.config import AppConfig
 from cp_ray.core.types import Feedback, PlanRequest, RequestId, Settled, Step
 from cp_ray.core.warming import Offer
 from cp_ray.index_actor.actor import obtain_index
+from cp_ray.index_actor.line import Line
 from cp_ray.store import wire
 
 FLUSH_S = 0.01
@@ -42,6 +43,7 @@ class IndexClient:
         self._config = config
         self._deadline_s = config.plan_deadline_ms / 1000
         self._actor: Any = None
+        self._line: Line | None = None
         self._ahead_s = 0.0
         self._up = False
         self._buffer: deque[Feedback] = deque(maxlen=MAX_BUFFER)
@@ -141,13 +143,16 @@ class IndexClient:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._hang_up()
 
     async def _plan(self, requests: list[PlanRequest], deadline: float) -> list[Step] | None:
         heard = self._take()
         try:
-            answer: bytes = await self._actor.plan.remote(
-                wire.encode(requests), deadline, wire.encode(heard) if heard else b""
-            )
+            call = wire.encode(requests), deadline, wire.encode(heard) if heard else b""
+            if self._line is not None and self._line.open:
+                answer = await self._line.plan(*call)
+            else:
+                answer = await self._actor.plan.remote(*call)
             return wire.decode(answer, list[Step]) if answer else None
         except Exception as error:  # noqa: BLE001 - whatever it is, requests pass through
             self._counters["feedback_dropped"] += len(heard)
@@ -174,6 +179,7 @@ class IndexClient:
     async def _keep_up(self) -> None:
         """Probe the actor after every fault, and now and then; find it again when it is gone."""
         pause_s = PROBE_S
+        asks_for_line = True  # not at each look: on another host there never is one
         while True:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._fault.wait(), KEEPALIVE_S)
@@ -181,8 +187,13 @@ class IndexClient:
                 if self._fault.is_set():
                     # The same handle survives a restart; a name that is gone is made anew.
                     self._actor = await asyncio.to_thread(obtain_index, self._app, self._config)
+                    self._hang_up()  # it may lead to a process that this actor has left
+                    asks_for_line = True
                 asked_s = time.monotonic()
                 its_s: float = await asyncio.wait_for(self._actor.ready.remote(), PROBE_TIMEOUT_S)
+                if asks_for_line or (self._line is not None and not self._line.open):
+                    self._line = await asyncio.wait_for(self._connected(), PROBE_TIMEOUT_S)
+                    asks_for_line = False
                 self._ahead_s = its_s - asked_s  # by the answer's way too much: never too early
             except Exception as error:  # noqa: BLE001 - whatever it is, the next probe may do better
                 self._break(repr(error))
@@ -194,6 +205,14 @@ class IndexClient:
             self._up = True
             self._heard.set()
 
+    def _hang_up(self) -> None:
+        if self._line is not None:
+            self._line.abort()
+
+    async def _connected(self) -> Line | None:
+        where = await self._actor.line.remote()
+        return None if where is None else await Line.connect(*where)
+
     async def _keep_flushing(self) -> None:
         while True:
             await self._heard.wait()
@@ -202,7 +221,10 @@ class IndexClient:
             while self._buffer and self._up:
                 batch = self._take()
                 try:
-                    await self._actor.hear.remote(wire.encode(batch))
+                    if self._line is not None and self._line.open:
+                        self._line.hear(wire.encode(batch))
+                    else:
+                        await self._actor.hear.remote(wire.encode(batch))
                 except Exception as error:  # noqa: BLE001 - else no feedback would ever go again
                     # Forgotten, and not sent twice: a restarted index knows none of these requests.
                     self._counters["feedback_dropped"] += len(batch)

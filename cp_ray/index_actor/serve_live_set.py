@@ -94,7 +94,12 @@ class LiveSet:
 
     def _tell(self, replicas: Mapping[str, Mapping[str, Any]]) -> None:
         live = [
-            ReplicaInfo(ReplicaId(uid), int(facts["page_size"]), int(facts["capacity_tokens"]))
+            ReplicaInfo(
+                ReplicaId(uid),
+                int(facts["page_size"]),
+                int(facts["capacity_tokens"]),
+                int(facts.get("step_tokens", 0)),
+            )
             for uid, facts in sorted(replicas.items())
             if "page_size" in facts and "capacity_tokens" in facts  # else no engine of ours
         ]

@@ -77,7 +77,9 @@ async def _plan(
     service: Service, requests: Sequence[ChatRequest], tenant: Tenant, reuse: Reuse
 ) -> tuple[list[dict[str, Any]], list[int]]:
     prepared = list(
-        await asyncio.gather(*(service.prepare(request, tenant, reuse) for request in requests))
+        await asyncio.gather(
+            *(service.planning.prepare(request, tenant, reuse) for request in requests)
+        )
     )
     steps = await _steps(service, [item.plan for item in prepared], reuse)
     index_of = {item.plan.request_id: index for index, item in enumerate(prepared)}
@@ -86,7 +88,7 @@ async def _plan(
     for step, position in with_positions(steps):
         index = index_of[step.request_id]
         item = prepared[index]
-        finished = service.assembler.finish(item, step.context)
+        finished = service.planning.assembler.finish(item, step.context)
         plans[index] = _shown(item, step, position, finished)
         order.append(index)
     return plans, order

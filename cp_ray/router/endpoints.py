@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Any, TypeVar
 
 import anyio
 from fastapi import FastAPI, Request
@@ -20,14 +18,16 @@ from starlette.types import Receive, Scope, Send
 from cp_ray.errors import CpRayError, EngineError, InvalidRequest, InvariantError, to_http
 from cp_ray.router.api import ChatRequest, CompletionRequest
 from cp_ray.router.call import Call
+from cp_ray.router.connection import ClientGone, while_connected
 from cp_ray.router.context_plan import context_plan
 from cp_ray.router.dispatch import REPLICA_LOST
+from cp_ray.router.handed import Refused, Seal
 from cp_ray.router.limits import parse, parse_score, read_json, too_large
 from cp_ray.router.openapi import openapi
 from cp_ray.router.responses import DONE, Format, Json, error_event, event
 from cp_ray.router.service import Service, known_error
+from cp_ray.router.taken import TakesBack, taken_of
 
-T = TypeVar("T")
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 _log = logging.getLogger("ray.serve")
 _MAX_ID = 128
@@ -35,13 +35,17 @@ WHOLE_TRIES = 3
 """How often an answer that is not streamed begins anew when its replica is lost."""
 
 
-class _ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+def build_api(
+    service: Service, lifespan: Lifespan | None = None, *, seal: Seal | None = None
+) -> FastAPI:
+    """The application; `lifespan` starts and stops what `service` was given.
 
-
-def build_api(service: Service, lifespan: Lifespan | None = None) -> FastAPI:
-    """The application; `lifespan` starts and stops what `service` was given."""
+    seal: of the Routers that requests bring their plans from; None = they bring none.
+    """
     api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    api.state.named = seal is not None
+    if seal is not None:
+        api.add_middleware(TakesBack, seal=seal, planner=service.planner)
 
     @api.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
@@ -54,7 +58,10 @@ def build_api(service: Service, lifespan: Lifespan | None = None) -> FastAPI:
     @api.post("/v1/context/plan")
     async def plan(request: Request) -> Response:
         async def work() -> Response:
-            tenant = service.admit(request.headers.get("authorization"))
+            taken = taken_of(request)
+            if taken.refused is not None:
+                return _refused(taken.refused)
+            tenant = service.admit(request.headers.get("authorization"), counted=taken.counted)
             value = read_json(await _body(request, service.config.max_body_bytes))
             reuse = service.reuse(request.headers.get("x-cp-ray-reuse"))
             return JSONResponse(await context_plan(service, value, tenant, reuse))
@@ -67,7 +74,9 @@ def build_api(service: Service, lifespan: Lifespan | None = None) -> FastAPI:
             tenant = service.auth.tenant(request.headers.get("authorization"))
             value = read_json(await _body(request, service.config.max_body_bytes))
             given = parse_score(value)
-            known = await service.guardrails.score(tenant.name, given.request_id, given.score)
+            known = await service.planning.guardrails.score(
+                tenant.name, given.request_id, given.score
+            )
             return JSONResponse(known)
 
         return await _answer(request, work)
@@ -124,13 +133,13 @@ async def _answer(request: Request, work: Callable[[], Awaitable[Response]]) -> 
     """Run one request; every error leaves in OpenAI's shape and says nothing of our insides."""
     try:
         response = await work()
-    except (_ClientGone, ClientDisconnect):
+    except (ClientGone, ClientDisconnect):
         return Response(status_code=499)
     except CpRayError as error:
         return _failed(error, request)
     except Exception as error:  # noqa: BLE001 - the boundary: what is unknown becomes a 500
         return _failed(_own_fault(error), request)
-    response.headers["x-request-id"] = _request_id(request)
+    response.headers.update(_name(request))
     return response
 
 
@@ -144,7 +153,16 @@ def _own_fault(error: Exception) -> CpRayError:
 
 def _failed(error: CpRayError, request: Request) -> Response:
     status, headers, body = to_http(error)
-    return JSONResponse(body, status, {**headers, "x-request-id": _request_id(request)})
+    return JSONResponse(body, status, {**headers, **_name(request)})
+
+
+def _refused(refused: Refused) -> Response:
+    return JSONResponse(refused.body, refused.status, refused.headers)
+
+
+def _name(request: Request) -> dict[str, str]:
+    """The header with the request's id, unless Serve's own server puts it into the answer."""
+    return {} if request.app.state.named else {"x-request-id": _request_id(request)}
 
 
 def _request_id(request: Request) -> str:
@@ -158,7 +176,10 @@ def _request_id(request: Request) -> str:
 async def _generate(
     service: Service, request: Request, kind: type[ChatRequest] | type[CompletionRequest]
 ) -> Response:
-    tenant = service.admit(request.headers.get("authorization"))
+    taken = taken_of(request)
+    if taken.refused is not None:
+        return _refused(taken.refused)
+    tenant = service.admit(request.headers.get("authorization"), counted=taken.counted)
     data = await _body(request, service.config.max_body_bytes)
     began: float | None = time.perf_counter()
     body = read_json(data)
@@ -171,9 +192,9 @@ async def _generate(
     async def begin() -> tuple[Call, Format]:
         nonlocal began
         trace = request.headers.get("traceparent")
-        working = service.call(asked, tenant, reuse, trace, began)
+        working = service.call(asked, tenant, reuse, trace, began, taken=taken)
         began = None  # another try begins when it begins
-        call = await _while_connected(request, working)
+        call = await while_connected(request, working)
         request.state.request_id = call.request.request_id
         return call, Format(
             chat=chat,
@@ -192,7 +213,7 @@ async def _generate(
         call, form = await begin()
         tries += 1
         try:
-            return JSONResponse(await _while_connected(request, _whole(call, form, explain)))
+            return JSONResponse(await while_connected(request, _whole(call, form, explain)))
         except EngineError as error:
             if error.code != REPLICA_LOST or tries == WHOLE_TRIES:
                 raise
@@ -263,35 +284,3 @@ async def _body(request: Request, limit: int) -> bytes:
             raise too_large(limit)
         parts.append(part)
     return b"".join(parts)
-
-
-async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`, cancelling it when the client disconnects; then raises _ClientGone."""
-    working = asyncio.ensure_future(work)
-    listening = asyncio.ensure_future(_disconnected(request.receive))
-    try:
-        await asyncio.wait({working, listening}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-    except asyncio.CancelledError:
-        await _discard(working)
-        raise
-    finally:
-        listening.cancel()
-    await _discard(working)
-    raise _ClientGone
-
-
-async def _discard(working: asyncio.Future[Any]) -> None:
-    working.cancel()
-    await asyncio.wait({working})
-    if working.cancelled() or working.exception() is not None:
-        return
-    result = working.result()
-    if isinstance(result, Call):  # begun in the very tick its client went away
-        await result.aclose()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

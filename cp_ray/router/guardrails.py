@@ -38,7 +38,10 @@ class Guardrails:
         store: RecordStore | None,
         config: AppConfig,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        ingresses: int | None = None,
     ) -> None:
+        """ingresses: among which scores are spread; default: the configured ones."""
         self._store = store
         self._clock = clock
         self._tests: OrderedDict[str, Guardrail] = OrderedDict()
@@ -47,7 +50,7 @@ class Guardrails:
             Rule(
                 share=config.canary_share,
                 bound=config.guardrail_loss,
-                alpha=config.guardrail_alpha / config.ingress_replicas,
+                alpha=config.guardrail_alpha / (ingresses or config.ingress_replicas),
             )
             if config.canary_share
             else None

@@ -36,8 +36,14 @@ class _Bucket:
 class Quotas:
     """Owner of every tenant's buckets and open calls. clock: seconds, not decreasing."""
 
-    def __init__(self, config: AppConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        self._share = 1 / config.ingress_replicas
+    def __init__(
+        self,
+        config: AppConfig,
+        clock: Callable[[], float] = time.monotonic,
+        ingresses: int | None = None,
+    ) -> None:
+        """ingresses: that share the limits; default: the configured ones."""
+        self._share = 1 / (config.ingress_replicas if ingresses is None else ingresses)
         self._requests_per_minute = config.tenant_requests_per_minute
         self._tokens_per_minute = config.tenant_tokens_per_minute
         self._calls = config.tenant_max_calls

@@ -7,30 +7,22 @@ import time
 import uuid
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
-
-import msgspec
+from typing import Any
 
 from cp_ray.config import AppConfig
-from cp_ray.core.types import RequestId
 from cp_ray.errors import CpRayError, EngineUnavailable, InvalidRequest
 from cp_ray.router.admission import Admission
-from cp_ray.router.api import ChatRequest
-from cp_ray.router.assembly import Assembler, Finished, Limits, Prepared, Request, Reuse
+from cp_ray.router.assembly import Finished, Prepared, Request, Reuse
 from cp_ray.router.auth import Authenticator, Tenant
 from cp_ray.router.call import Call
-from cp_ray.router.conversation import Conversations, Turn
-from cp_ray.router.guardrails import Guardrails
-from cp_ray.router.identity import identified
+from cp_ray.router.planning import Planning, size_of
 from cp_ray.router.ports import Dispatcher, FetchInfo, Planner, RecordStore
 from cp_ray.router.quotas import Quotas
+from cp_ray.router.taken import Taken
 from cp_ray.router.tokenizer import PromptTokenizer
 from cp_ray.router.watch import Observer, Watch
-from cp_ray.router.window import Window
 from cp_ray.workers.engine import EngineInfo, EngineRequest
 
-_THREAD_BYTES = 1 << 16
-"""Texts above this are tokenized on a thread, so that other streams go on meanwhile."""
 _READY_S = 5.0
 _LEVELS: tuple[Reuse, ...] = ("plain", "route", "full")
 
@@ -56,18 +48,30 @@ class Service:
         clock: Callable[[], float] = time.time,
         observer: Observer | None = None,
         sent: Callable[[EngineRequest], None] | None = None,
+        places: int | None = None,
+        ingresses: int | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
-        """sent: is told every request that was planned, before it goes out."""
+        """sent: is told every request that was planned, before it goes out.
+
+        places: requests without a first token at a time; default: all that the engine replicas
+        have. ingresses: that take scores; default: as configured. quotas: other than theirs.
+        """
         self.config = config
         self.auth = Authenticator(config)
-        self.quotas = Quotas(config)
-        self.assembler = Assembler(tokenizer, config.public_model_name, _limits(config))
+        self.quotas = quotas or Quotas(config)
         self.planner = planner
-        self.conversations = Conversations(
-            store, config.conversation_ttl_s, config.conversation_max_bytes
+        self.planning = Planning(
+            config,
+            self.auth,
+            tokenizer=tokenizer,
+            planner=planner,
+            store=store,
+            quotas=self.quotas,
+            new_id=new_id,
+            context_length=self._context_length,
+            ingresses=ingresses,
         )
-        self.guardrails = Guardrails(store, config)
-        self.new_id = new_id
         self.clock = clock
         self.observer = observer or Observer()
         self._sent = sent
@@ -75,11 +79,9 @@ class Service:
         self._fetch_info = fetch_info
         self._info: EngineInfo | None = None
         self._asking: asyncio.Future[EngineInfo] | None = None
-        running = config.most_replicas * config.max_ongoing_requests
-        self._admission = Admission(running, config.max_queued_requests, self.observer.waiting)
-        self._window = Window(
-            planner, max_size=config.window_max, max_wait_s=config.window_ms / 1000
-        )
+        if places is None:
+            places = config.most_replicas * config.max_ongoing_requests
+        self._admission = Admission(places, config.max_queued_requests, self.observer.waiting)
 
     def reuse(self, asked: str | None) -> Reuse:
         """The configured level, or a lower one that the request asks for."""
@@ -110,10 +112,14 @@ class Service:
                 "no engine replica answers: wait, or see `serve status`"
             ) from None
 
-    def admit(self, authorization: str | None) -> Tenant:
-        """Who asks; counts the request. Raises Unauthorized, or Overloaded (429)."""
+    def admit(self, authorization: str | None, *, counted: bool = False) -> Tenant:
+        """Who asks. counted: by a Router before us, so not again.
+
+        Raises Unauthorized, or Overloaded (429).
+        """
         tenant = self.auth.tenant(authorization)
-        self.quotas.request(tenant.name)
+        if not counted:
+            self.quotas.request(tenant.name)
         return tenant
 
     async def call(
@@ -123,17 +129,19 @@ class Service:
         reuse: Reuse,
         traceparent: str | None = None,
         began: float | None = None,
+        *,
+        taken: Taken | None = None,
     ) -> Call:
         """Prepare, plan, dispatch and wait for the first token.
 
-        began: when its body was read, by `time.perf_counter`.
+        began: when its body was read, by `time.perf_counter`. taken: what came with it.
         Raises InvalidRequest, Overloaded, EngineUnavailable or EngineError. The caller must close
         the call. Cancelling frees what was planned.
         """
         leave = self.quotas.enter(tenant.name)
         watch = self.observer.begin(tenant.name, traceparent, began)
         try:
-            call = await self._begin(request, tenant, reuse, watch)
+            call = await self._begin(request, tenant, reuse, watch, taken or Taken())
         except BaseException as error:
             watch.failed(error)
             leave()
@@ -141,22 +149,20 @@ class Service:
         call.on_close = leave
         return call
 
-    async def _begin(self, request: Request, tenant: Tenant, reuse: Reuse, watch: Watch) -> Call:
-        async with self._admission.place(tenant.name, _size(request)):
-            prepared = await self.prepare(request, tenant, reuse)
-            spent = prepared.prompt_tokens + (request.output_limit or 0)
-            self.quotas.tokens(tenant.name, spent)
-            if prepared.plan.movable:
-                route = Guardrails.route(tenant.name, request.agent)
-                if not await self.guardrails.reorders(route, prepared.plan.request_id):
-                    prepared = _in_place(prepared)
-            step = None
-            if reuse != "plain":
-                step = (await self._window.plan(watch.planning(prepared.plan))).step
+    async def _begin(
+        self, request: Request, tenant: Tenant, reuse: Reuse, watch: Watch, taken: Taken
+    ) -> Call:
+        async with self._admission.place(tenant.name, size_of(request)):
+            if (handed := taken.take()) is not None:
+                watch.routed(handed.routed_ms)
+                prepared, step = await self.planning.follow(handed, request, tenant, reuse)
+            else:
+                asking = watch.planning
+                prepared, step = await self.planning.plan(request, tenant, reuse, asking)
             watch.planned(prepared.plan, step, len(prepared.repeated))
             # No await until the request is on its way: the window's order must hold.
             order = step.context if step is not None else prepared.plan.context
-            finished = self.assembler.finish(prepared, order)
+            finished = self.planning.assembler.finish(prepared, order)
             engine_request = EngineRequest(
                 prepared.plan.request_id,
                 finished.prompt,
@@ -184,50 +190,10 @@ class Service:
                 raise
             return call
 
-    async def prepare(self, request: Request, tenant: Tenant, reuse: Reuse) -> Prepared:
-        """Read the conversation, assemble, and check that the prompt fits the model."""
-        turns: tuple[Turn, ...] | None = ()
-        if request.conversation is not None:
-            links = self.assembler.links(request)
-            turns = await self.conversations.load(tenant.name, request.conversation, links)
-        work = partial(
-            self.assembler.prepare,
-            request,
-            self.auth.view(tenant, request),
-            RequestId(self.new_id()),
-            reuse=reuse,
-            turns=turns,
-        )
-        large = _size(request) + sum(turn.size for turn in turns or ()) > _THREAD_BYTES
-        prepared = await asyncio.to_thread(work) if large else work()
-        several = len(self.config.api_keys) > 1
-        plan = identified(prepared, request, tenant, several_tenants=several)
-        prepared = msgspec.structs.replace(prepared, plan=plan)
-        return self._fit(prepared, request, await self._context_length())
-
     async def _context_length(self) -> int | None:
         if self._info is None and self.config.max_model_len is not None:
             return self.config.max_model_len
         return (await self.info()).max_model_len
-
-    def _fit(self, prepared: Prepared, request: Request, limit: int | None) -> Prepared:
-        if limit is None:
-            return prepared
-        output = request.output_limit or 1
-        need = prepared.prompt_tokens + output
-        if need > limit:
-            field = "documents" if prepared.blocks else _text_field(request)
-            raise InvalidRequest(
-                f"{field}: this model's context length is {limit} tokens, and the request needs "
-                f"{need} ({prepared.prompt_tokens} of prompt, {output} of output): "
-                "send fewer or shorter documents, or ask for fewer output tokens",
-                param=field,
-                code="context_length_exceeded",
-            )
-        if need + prepared.annotation_tokens > limit:
-            # It fits in the order given, which needs no annotation.
-            return _in_place(prepared)
-        return prepared
 
     def _output_tokens(self, request: Request, prompt_tokens: int) -> int:
         if request.output_limit is not None:
@@ -244,7 +210,7 @@ class Service:
             return None
         turn = finished.turn(prepared.plan.request_id, kept)
         return partial(
-            self.conversations.save,
+            self.planning.conversations.save,
             tenant.name,
             conversation,
             kept.link,
@@ -262,30 +228,3 @@ def known_error(error: BaseException) -> CpRayError | None:
             return seen
         seen = getattr(seen, "cause", None) or seen.__cause__
     return None
-
-
-def _in_place(prepared: Prepared) -> Prepared:
-    """With its blocks in the order given."""
-    fixed = msgspec.structs.replace(prepared.plan, movable=False)
-    return msgspec.structs.replace(prepared, plan=fixed)
-
-
-def _limits(config: AppConfig) -> Limits:
-    return Limits(
-        partial_overlap_tokens=config.partial_overlap_tokens,
-        lift=config.lift_documents,
-        most=config.max_documents,
-        longest=config.max_document_bytes,
-    )
-
-
-def _size(request: Request) -> int:
-    """Characters that may have to be tokenized."""
-    documents = sum(len(document.text) for document in request.documents)
-    if isinstance(request, ChatRequest):
-        return documents + sum(len(message.content) for message in request.messages)
-    return documents + len(request.prompt)
-
-
-def _text_field(request: Request) -> Literal["messages", "prompt"]:
-    return "messages" if isinstance(request, ChatRequest) else "prompt"

@@ -62,6 +62,7 @@ class Watch:
         self._plan: PlanRequest | None = None
         self._step: Step | None = None
         self._repeated = 0
+        self._routed_ms: float | None = None
         self._prepared_s = 0.0
         self._planned_s = 0.0
         self._issued_s = 0.0
@@ -72,6 +73,10 @@ class Watch:
         """It asks the index: the request as the index shall get it."""
         self._prepared_s = time.perf_counter() - self._began
         return self._trace.planning(plan)
+
+    def routed(self, milliseconds: float) -> None:
+        """A Router planned it before, in so long since it had the body read."""
+        self._routed_ms = milliseconds
 
     def sending(self) -> str | None:
         """It goes to a replica: the traceparent it takes along."""
@@ -92,7 +97,8 @@ class Watch:
         """Milliseconds from the body read: what an explained answer tells.
 
         prepared: cut and counted. planned: the index has answered (as prepared, where it was not
-        asked). issued: the engine was called. first_token: it came.
+        asked). issued: the engine was called. first_token: it came. On the direct data plane these
+        are the replica's, and routed is what the Router took before it.
         """
         stages = {
             "prepared": self._prepared_s or self._planned_s,
@@ -100,7 +106,8 @@ class Watch:
             "issued": self._issued_s,
             "first_token": self._ttft_s,
         }
-        return {name: round(1000 * seconds, 3) for name, seconds in stages.items()}
+        timing = {name: round(1000 * seconds, 3) for name, seconds in stages.items()}
+        return timing if self._routed_ms is None else {"routed": self._routed_ms, **timing}
 
     def first(self) -> None:
         """Its first token came."""

@@ -72,6 +72,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     """Facts of a started engine. simulated: answers do not come from a model.
 
     timing: what a simulated engine's times come from, with their error; empty for a real one.
+    step_tokens: as `core.types.ReplicaInfo`.
     """
 
     engine: str
@@ -81,6 +82,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
     max_model_len: int
     simulated: bool = False
     timing: str = ""
+    step_tokens: int = 0
 
 
 class CacheListener(Protocol):

@@ -77,14 +77,19 @@ class EngineReplica:
 
         When the caller goes away Serve cancels this generator, and the engine aborts.
         """
-        request = wire.decode(payload, EngineRequest)
+        async with aclosing(self.deliveries(wire.decode(payload, EngineRequest))) as stream:
+            async for delivery in stream:
+                yield wire.encode(delivery)
+
+    async def deliveries(self, request: EngineRequest) -> AsyncGenerator[Delivery, None]:
+        """As `generate`, for a caller of this process."""
         self._asked.count(request)
         chunks = self._watch.watched(self._engine.generate(request))
         if request.traceparent is not None:
             chunks = traced(self._tracer, self._replica, request, chunks)
         async with aclosing(deliveries(self._replica, chunks)) as stream:
             async for delivery in stream:
-                yield wire.encode(delivery)
+                yield delivery
 
     async def info(self) -> bytes:
         """Wire-encoded EngineInfo."""
@@ -122,6 +127,7 @@ class EngineReplica:
         return {
             "page_size": self._info.page_size,
             "capacity_tokens": self._info.capacity_tokens,
+            "step_tokens": self._info.step_tokens,
             "max_model_len": self._info.max_model_len,
             "engine": self._info.engine,
             "simulated": self._info.simulated,

@@ -115,6 +115,7 @@ class SglangEngine(EngineAdapter):
             page_size=page,
             capacity_tokens=capacity,
             max_model_len=longest,
+            step_tokens=max(0, state.get("chunked_prefill_size") or 0),  # -1: prompts are not cut
         )
 
     async def _residency(self) -> Residency:

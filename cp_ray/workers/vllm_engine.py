@@ -86,6 +86,7 @@ class VllmEngine(EngineAdapter):
             page_size=cache.block_size,
             capacity_tokens=(cache.num_gpu_blocks - 1) * cache.block_size,
             max_model_len=self._llm.model_config.max_model_len,
+            step_tokens=self._llm.vllm_config.scheduler_config.max_num_batched_tokens,
         )
 
     async def _residency(self) -> Residency:

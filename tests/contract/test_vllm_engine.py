@@ -39,6 +39,10 @@ def test_what_vllm_refuses_is_the_callers_fault(loop, subject, prompt, sampling)
     loop.run(run())
 
 
+def test_it_tells_what_it_takes_into_one_step(subject):
+    assert subject.info.step_tokens >= subject.page
+
+
 def test_a_stopped_engine_process_gives_no_sign_of_life(loop, subject):
     async def run() -> None:
         (core,) = multiprocessing.active_children()

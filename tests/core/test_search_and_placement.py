@@ -44,11 +44,11 @@ def test_the_heavier_prefix_wins_over_the_longer_one() -> None:
     assert best.prefix == context(4)
 
 
-def option(name: str, wait: float, own: float, running: int = 0, assigned: int = 0) -> Option:
-    return Option(ReplicaId(name), wait, own, running, assigned)
+def option(name: str, wait: float, own: float, waiting: int = 0, assigned: int = 0) -> Option:
+    return Option(ReplicaId(name), wait, own, 0, assigned, waiting=waiting)
 
 
-def test_ties_go_to_fewer_running_then_fewer_assigned_then_name() -> None:
+def test_ties_go_to_fewer_waiting_then_fewer_assigned_then_name() -> None:
     assert choose([option("a", 0, 9, 2), option("b", 0, 9, 1)], 1.0).replica == "b"
     assert choose([option("a", 0, 9, 1, 5), option("b", 0, 9, 1, 4)], 1.0).replica == "b"
     assert choose([option("b", 0, 9), option("a", 0, 9)], 1.0).replica == "a"

@@ -12,6 +12,7 @@ from benchmarks.data import folder
 from benchmarks.fleet import Results, run
 from benchmarks.fleet_grid import (
     APART,
+    CONTROL,
     LOADS,
     PARTS,
     SEEDS,
@@ -64,6 +65,7 @@ def test_every_policy_meets_every_part_load_and_seed_once() -> None:
         ordered = 0 if part.trace.startswith("mooncake") else 4
         assert sum(order == "paper" for _, order in arms) == ordered
         assert sum(policy.startswith("cp_ray-") for policy, _ in arms) == 4
+    assert {c.load for c in grid if c.part == CONTROL} == {0.5, 0.8}
     for part in (*PARTS, *APART):
         ours = [c for c in grid if (c.part, c.policy) == (part, "cp_ray")]
         assert {(c.load, c.seed) for c in ours} == {
@@ -140,6 +142,16 @@ def test_loads_and_ablations_are_compared() -> None:
     assert "1.30x: missed by 8.3%" in said
     assert "without overlap: within 2% of least_loaded**: missed" in said
     assert "| order |  |  | 2.00x |" in ablations(many)
+
+
+def test_the_control_must_show_no_gain() -> None:
+    warm: dict[str, object] = {"trace": "multihoprag_x2_warm"}
+    rival = {**warm, "policy": "est_ttft", "order": "none"}
+    said = verdicts(rows(warm, {**rival, "ttft_mean_s": 1.2}), {})
+    assert "no gain over 5%**: missed (0 of 1 cells)" in said
+    assert "1.20x under est_ttft (1.000 and 1.200 s): missed by 14.3%" in said
+    assert "mean TTFT lowest (within 2%)**: not played" in said, "there is nothing to win"
+    assert "no gain over 5%**: met" in verdicts(rows(warm, {**rival, "ttft_mean_s": 0.9}), {})
 
 
 def test_what_is_served_at_saturation_is_held_against_round_robin() -> None:

@@ -16,7 +16,7 @@ from cp_ray.replay.fleet.registry import OURS, RIVALS
 from cp_ray.replay.fleet.serial import SerialReplica
 from cp_ray.replay.fleet.simulation import Replica, Simulation
 from cp_ray.replay.fleet.view import FleetView
-from cp_ray.replay.fleet.workload import Workload, fitting, without_overlap
+from cp_ray.replay.fleet.workload import Workload, fitting, repeated, without_overlap
 from cp_ray.replay.trace import TraceRequest
 
 
@@ -113,3 +113,18 @@ def test_prompts_that_no_replica_could_hold_are_left_out_with_what_follows_them(
     chain = [job("a", "x"), job("b", *"xyz", after="a"), job("c", "x", after="b")]
     kept = fitting(Workload("made", tuple(chain)), 400).jobs
     assert [one.request.request_id for one in kept] == ["a"]
+
+
+def test_where_all_was_sent_before_only_the_second_time_counts_and_all_is_found() -> None:
+    twice = repeated(some_workload(), 2, warming=1)
+    assert (twice.name, len(twice.jobs), twice.warming) == ("made_x2_warm", 120, 60)
+    chain = Workload("made", (job("a", "x"), job("b", *"xyz"), job("c", "x")))
+    fits = fitting(repeated(chain, 2, warming=1), 400)
+    assert (len(fits.jobs), fits.warming) == (4, 2), "what is left out was no warming either"
+    assert without_overlap(fits).warming == 2
+    for policy in ("est_ttft", "cp_ray"):
+        cell = Cell(Hardware(2, 1 << 20, "batching"), policy, "none", "poisson", 5.0, 1)
+        out = play(twice, cell)
+        assert out.requests == 60
+        assert out.hit_ratio > 0.8, "all but a page or so of each prompt"
+        assert play(repeated(some_workload(), 2), cell).hit_ratio < out.hit_ratio

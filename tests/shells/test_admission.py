@@ -10,7 +10,7 @@ import pytest
 from cp_ray.errors import Overloaded
 from cp_ray.router.admission import Admission
 from cp_ray.router.api import ChatRequest, CompletionRequest
-from cp_ray.router.service import _size
+from cp_ray.router.planning import size_of
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -101,5 +101,5 @@ def test_a_prompt_of_either_route_costs_its_characters() -> None:
     chat = ChatRequest.model_validate(
         {"model": "m", "messages": [{"role": "user", "content": text}]}
     )
-    assert _size(chat) == 5000
-    assert _size(CompletionRequest.model_validate({"model": "m", "prompt": text})) == 5000
+    assert size_of(chat) == 5000
+    assert size_of(CompletionRequest.model_validate({"model": "m", "prompt": text})) == 5000

@@ -123,7 +123,7 @@ def test_a_record_that_cannot_be_read_counts_as_none() -> None:
         (key,) = (key for key in store.records if key.startswith("turn:"))
         store.records[key] = b"\x07not ours"
         assert chat.ask("second?", A)["cp_ray"]["repeated"] == []
-        assert bench.service.conversations.failures == 1
+        assert bench.service.planning.conversations.failures == 1
 
 
 def test_a_record_over_its_size_is_not_kept() -> None:

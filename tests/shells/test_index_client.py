@@ -13,6 +13,7 @@ from cp_ray.config import AppConfig
 from cp_ray.core.types import Feedback, HeadId, PlanRequest, RequestId, Settled, Step
 from cp_ray.index_actor import client as module
 from cp_ray.index_actor.client import IndexClient
+from cp_ray.index_actor.line import Lines
 from cp_ray.store import wire
 
 CONFIG = AppConfig(engine="simulated", plan_deadline_ms=400)
@@ -34,6 +35,10 @@ class Actor:
         self.faults = list(faults)
         self.heard: list[Feedback] = []
         self.plan, self.hear, self.ready = map(Method, (self._plan, self._hear, self._ready))
+        self.line = Method(self._where)
+
+    async def _where(self) -> None:
+        return None
 
     async def _ready(self) -> float:
         return time.monotonic()
@@ -125,3 +130,69 @@ def test_a_plan_passes_through_whatever_ends_its_call(monkeypatch: pytest.Monkey
         await client.close()
 
     asyncio.run(main())
+
+
+def test_a_line_to_a_process_that_hangs_is_left_for_the_one_that_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    actor = Actor()
+
+    def answer(payload: bytes, deadline_s: float, heard: bytes) -> bytes:
+        requests = wire.decode(payload, list[PlanRequest])
+        steps = [Step(r.request_id, r.context, None, "line", (), 0, "load") for r in requests]
+        return wire.encode(steps)
+
+    async def main() -> None:
+        hangs, answers = Lines(answer, print), Lines(answer, print)
+        asked = 0
+
+        async def where() -> tuple[str, bytes] | None:
+            nonlocal asked
+            asked += 1
+            return await (hangs if asked == 1 else answers).where()
+
+        actor.line = Method(where)
+        monkeypatch.setattr(module, "obtain_index", lambda app, config: actor)
+        monkeypatch.setattr(module, "PROBE_S", 0.01)
+        monkeypatch.setattr(module, "KEEPALIVE_S", 0.01)
+        client = IndexClient("app", CONFIG)
+        client.start()
+        await until(lambda: client.up)
+        (there,) = hangs.open
+        assert there.transport is not None
+        there.transport.pause_reading()
+        request = PlanRequest(RequestId("r"), HeadId("h"), 0, (), (), 0)
+        assert await client.plan([request]) is None, "late"
+        await until(lambda: client.up)
+        steps = await client.plan([request])
+        assert steps is not None
+        assert steps[0].branch == "line", "by the new one"
+        await asyncio.sleep(0.1)
+        assert asked == 2, "not at every look"
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_who_has_no_line_does_not_ask_for_one_at_every_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    actor, asked = Actor(), 0
+
+    async def nowhere() -> None:
+        nonlocal asked
+        asked += 1
+
+    async def main() -> None:
+        actor.line = Method(nowhere)
+        monkeypatch.setattr(module, "obtain_index", lambda app, config: actor)
+        monkeypatch.setattr(module, "KEEPALIVE_S", 0.01)
+        client = IndexClient("app", CONFIG)
+        client.start()
+        await until(lambda: client.up)
+        await asyncio.sleep(0.1)
+        assert await client.plan([PlanRequest(RequestId("r"), HeadId("h"), 0, (), (), 0)])
+        await client.close()
+
+    asyncio.run(main())
+    assert asked == 1

@@ -30,7 +30,8 @@ class FleetOptions(msgspec.Struct, frozen=True):
     loads: shares of the rate at which least_loaded saturates; clients per replica where arrivals
     are `closed`. orders: of rivals (`none`, `paper`). saturation_rps: None = find it first.
     overlap: False = the same sizes with blocks of which no two requests share one.
-    answers: False = one token each, prefill alone.
+    answers: False = one token each, prefill alone. warm: of the times that the trace is repeated,
+    the first ones, which are not counted.
     """
 
     trace: Path
@@ -43,6 +44,7 @@ class FleetOptions(msgspec.Struct, frozen=True):
     ablate: tuple[str, ...] = ()
     requests: int | None = None
     repeat: int = 1
+    warm: int = 0
     saturation_rps: float | None = None
     overlap: bool = True
     answers: bool = True
@@ -98,7 +100,7 @@ def prepare(options: FleetOptions) -> Workload:
     """The workload, without what no replica could hold."""
     workload = read_workload(options.trace, options.requests)
     if options.repeat > 1:
-        workload = repeated(workload, options.repeat)
+        workload = repeated(workload, options.repeat, options.warm)
     if not options.overlap:
         workload = without_overlap(workload)
     if not options.answers:

@@ -10,7 +10,7 @@ import msgspec
 
 from cp_ray.core.prefix_cache import PrefixCache
 from cp_ray.replay.fleet.arrivals import bursty, poisson
-from cp_ray.replay.fleet.batching import BatchingReplica
+from cp_ray.replay.fleet.batching import STEP_TOKENS, BatchingReplica
 from cp_ray.replay.fleet.clock import SerialRates, StepCost
 from cp_ray.replay.fleet.job import Live
 from cp_ray.replay.fleet.registry import Fleet, make_router
@@ -79,8 +79,7 @@ def play(workload: Workload, cell: Cell, router: Router | None = None) -> Outcom
     ]
     cost = step_cost(hardware)
     replicas = [new_replica(hardware.model, cache, cost) for cache in caches]
-    fleet = Fleet(hardware.replicas, PAGE, hardware.cache_tokens, cell.seed)
-    router = router or make_router(cell.policy, cell.order, fleet)
+    router = router or make_router(cell.policy, cell.order, fleet_of(hardware, cell.seed))
     view = FleetView(caches, hardware.cache_tokens)
     simulation = Simulation(replicas, router, view, time.perf_counter)
     jobs = workload.jobs
@@ -94,14 +93,23 @@ def play(workload: Workload, cell: Cell, router: Router | None = None) -> Outcom
         else:
             times = bursty(workload.stamps, chains, rate, cell.seed)
         simulation.open_loop(jobs, times)
-    return _outcome(
-        simulation.done, hardware.replicas, cell.arrivals == "closed", simulation.route_s
-    )
+    done = sorted(simulation.done, key=lambda live: live.arrived_s)[workload.warming :]
+    return _outcome(done, hardware.replicas, cell.arrivals == "closed", simulation.route_s)
+
+
+def fleet_of(hardware: Hardware, seed: int) -> Fleet:
+    """What a policy is told."""
+    return Fleet(hardware.replicas, PAGE, hardware.cache_tokens, seed, step_tokens(hardware.model))
 
 
 def step_cost(hardware: Hardware) -> StepCost:
     """Of model `batching`."""
     return StepCost(decode_s=hardware.decode_s)
+
+
+def step_tokens(model: Model) -> int:
+    """As `core.types.ReplicaInfo` has them."""
+    return STEP_TOKENS if model == "batching" else 0
 
 
 def new_replica(model: Model, cache: PrefixCache, cost: StepCost | None = None) -> Replica:
@@ -112,14 +120,14 @@ def new_replica(model: Model, cache: PrefixCache, cost: StepCost | None = None) 
 
 
 def _outcome(done: Sequence[Live], replicas: int, closed: bool, route_s: float) -> Outcome:
-    by_arrival = sorted(done, key=lambda live: live.arrived_s)
-    ttft = [live.first_s - live.arrived_s for live in by_arrival]
+    """done: by arrival."""
+    ttft = [live.first_s - live.arrived_s for live in done]
     ranked = sorted(ttft)
     count = len(ranked)
     chains = sum(live.job.after is None for live in done)
     sent, found = (sum(of) for of in zip(*(live.block_tokens() for live in done), strict=True))
     prompts = sum(live.prompt_tokens for live in done)
-    end_s = max(live.ended_s for live in done) if closed else by_arrival[-1].arrived_s
+    end_s = max(live.ended_s for live in done) if closed else done[-1].arrived_s
     served = sum(live.prompt_tokens for live in done if live.first_s <= end_s)
     prefilled = [0] * replicas
     for live in done:

@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ablate", default="", help="order,schedule,joint,replication")
     parser.add_argument("--requests", type=int, help="only the first N")
     parser.add_argument("--repeat", type=int, default=1, help="the trace so many times over")
+    parser.add_argument("--warm", type=int, default=0, help="first times that are not counted")
     parser.add_argument("--saturation", type=float, help="requests/s of load 1.0; else it is found")
     parser.add_argument(
         "--grow-from", type=int, help="cp_ray on a fleet that grows from so many replicas mid-trace"
@@ -87,6 +88,8 @@ def options_of(args: argparse.Namespace) -> FleetOptions:
         hardware = msgspec.structs.replace(hardware, decode_s=args.decode_ms / 1000)
     if args.repeat < 1:
         raise ConfigError(f"--repeat: {args.repeat} is less than 1", param="repeat")
+    if not 0 <= args.warm < args.repeat:
+        raise ConfigError("--warm: 0 or more, and less than --repeat", param="warm")
     orders = _listed(args.order)
     unknown = [order for order in orders if order not in ("none", "paper", "ours")]
     if unknown:
@@ -108,6 +111,7 @@ def options_of(args: argparse.Namespace) -> FleetOptions:
         ablate=_listed(args.ablate),
         requests=args.requests,
         repeat=args.repeat,
+        warm=args.warm,
         saturation_rps=args.saturation,
         overlap=not args.no_overlap,
         answers=not args.no_answers,

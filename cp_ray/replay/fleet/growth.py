@@ -15,7 +15,7 @@ from cp_ray.core.prefix_cache import PrefixCache
 from cp_ray.errors import ConfigError
 from cp_ray.replay.fleet.arrivals import poisson
 from cp_ray.replay.fleet.bench import FleetOptions, prepare
-from cp_ray.replay.fleet.cell import PAGE, new_replica, step_cost
+from cp_ray.replay.fleet.cell import PAGE, new_replica, step_cost, step_tokens
 from cp_ray.replay.fleet.job import Live
 from cp_ray.replay.fleet.policies.warming import Growing
 from cp_ray.replay.fleet.saturation import saturation
@@ -112,6 +112,7 @@ class _Run:
             count,
             PAGE,
             capacity,
+            step_tokens(hardware.model),
             first=count if start == "large" else grow_from,
             warm=start == "warm",
         )

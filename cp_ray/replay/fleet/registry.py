@@ -26,12 +26,16 @@ from cp_ray.replay.fleet.router import Router
 
 
 class Fleet(msgspec.Struct, frozen=True):
-    """What a policy is told of the fleet before the first request."""
+    """What a policy is told of the fleet before the first request.
+
+    step_tokens: as `core.types.ReplicaInfo`.
+    """
 
     replicas: int
     page_size: int
     capacity_tokens: int
     seed: int
+    step_tokens: int = 0
 
 
 RIVALS: dict[str, Callable[[Fleet], Router]] = {
@@ -51,9 +55,14 @@ RIVALS: dict[str, Callable[[Fleet], Router]] = {
 """These keep the order given; `--order paper` puts the paper's in front."""
 OURS: dict[str, Callable[[Fleet], Router]] = {
     "paper": lambda fleet: Paper(fleet.seed),
-    "cp_ray": lambda fleet: CpRay(fleet.replicas, fleet.page_size, fleet.capacity_tokens),
+    "cp_ray": lambda fleet: CpRay(*_ours(fleet)),
 }
 """These order by themselves (`--order ours`)."""
+
+
+def _ours(fleet: Fleet) -> tuple[int, int, int, int]:
+    """What engines tell of themselves."""
+    return fleet.replicas, fleet.page_size, fleet.capacity_tokens, fleet.step_tokens
 
 
 def make_router(policy: str, order: str, fleet: Fleet) -> Router:
@@ -62,7 +71,7 @@ def make_router(policy: str, order: str, fleet: Fleet) -> Router:
         return OURS[policy](fleet)
     base, _, part = policy.partition("-")
     if base == "cp_ray" and part in ARMS:
-        return ARMS[part](fleet.replicas, fleet.page_size, fleet.capacity_tokens)
+        return ARMS[part](*_ours(fleet))
     if policy not in RIVALS:
         known = ", ".join((*RIVALS, *OURS, *(f"cp_ray-{part}" for part in ARMS)))
         raise ConfigError(f"--policy: {policy!r} is not one of {known}", param="policy")

@@ -32,11 +32,16 @@ WORKER_INSTRUCTION = 90
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """jobs: those without `after` arrive by themselves. stamps: the trace's own times, seconds."""
+    """jobs: those without `after` arrive by themselves. stamps: the trace's own times, seconds.
+
+    warming: of the requests, those that come first and only fill the caches: nothing of them is
+    counted.
+    """
 
     name: str
     jobs: tuple[Job, ...]
     stamps: tuple[float, ...] = ()
+    warming: int = 0
 
     def prompt_tokens(self) -> float:
         """Mean tokens of a prompt, earlier turns left out."""
@@ -98,7 +103,10 @@ def fitting(workload: Workload, cache_tokens: int) -> Workload:
             refused.add(request.request_id)
     # A refused turn ends its conversation there: what came before it was served.
     kept = tuple(job for job in workload.jobs if job.request.request_id not in refused)
-    return Workload(workload.name, kept, workload.stamps)
+    warming = sum(
+        job.request.request_id not in refused for job in workload.jobs[: workload.warming]
+    )
+    return msgspec.structs.replace(workload, jobs=kept, warming=warming)
 
 
 def without_overlap(workload: Workload) -> Workload:
@@ -110,19 +118,22 @@ def without_overlap(workload: Workload) -> Workload:
         jobs.append(
             msgspec.structs.replace(job, request=msgspec.structs.replace(request, context=own))
         )
-    return Workload(f"{workload.name}_no_overlap", tuple(jobs), workload.stamps)
+    name = f"{workload.name}_no_overlap"
+    return msgspec.structs.replace(workload, name=name, jobs=tuple(jobs))
 
 
 def without_answers(workload: Workload) -> Workload:
     """The same prompts, each answered by one token: prefill alone."""
     jobs = tuple(msgspec.structs.replace(job, output_tokens=1) for job in workload.jobs)
-    return Workload(f"{workload.name}_no_answers", jobs, workload.stamps)
+    name = f"{workload.name}_no_answers"
+    return msgspec.structs.replace(workload, name=name, jobs=jobs)
 
 
-def repeated(workload: Workload, times: int) -> Workload:
+def repeated(workload: Workload, times: int, warming: int = 0) -> Workload:
     """The trace so many times over, one after the other: the same blocks, in requests of their own.
 
     For closed loops with many clients, which a short trace only fills and drains. Without stamps.
+    warming: the first times, which are not counted.
     """
     jobs: list[Job] = []
     for n in range(times):
@@ -134,7 +145,8 @@ def repeated(workload: Workload, times: int) -> Workload:
             )
             after = None if job.after is None else RequestId(f"{job.after}:{n}")
             jobs.append(msgspec.structs.replace(job, request=request, after=after))
-    return Workload(f"{workload.name}_x{times}", tuple(jobs))
+    name = f"{workload.name}_x{times}" + ("_warm" if warming else "")
+    return Workload(name, tuple(jobs), warming=warming * len(workload.jobs))
 
 
 def _names_agents(file: Path) -> bool:

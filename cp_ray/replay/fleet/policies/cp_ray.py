@@ -23,12 +23,14 @@ from cp_ray.replay.fleet.view import FleetView
 class CpRay:
     """The view is not used: the index knows only what serving tells it."""
 
-    def __init__(self, replicas: int, page_size: int, capacity_tokens: int) -> None:
+    def __init__(
+        self, replicas: int, page_size: int, capacity_tokens: int, step_tokens: int = 0
+    ) -> None:
         self.index = ContextIndex(max_records=1 << 62)
         self.names = [ReplicaId(f"r{at:02}") for at in range(replicas)]
         self._at = {name: at for at, name in enumerate(self.names)}
         self.index.set_replicas(
-            [ReplicaInfo(name, page_size, capacity_tokens) for name in self.names]
+            [ReplicaInfo(name, page_size, capacity_tokens, step_tokens) for name in self.names]
         )
         self._seq = [0] * replicas
 

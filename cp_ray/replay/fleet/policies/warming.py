@@ -16,9 +16,16 @@ class Growing(CpRay):
     """Begins with `first` replicas; `join` adds the others. warm: whether they are pre-warmed."""
 
     def __init__(
-        self, replicas: int, page_size: int, capacity_tokens: int, *, first: int, warm: bool
+        self,
+        replicas: int,
+        page_size: int,
+        capacity_tokens: int,
+        step_tokens: int = 0,
+        *,
+        first: int,
+        warm: bool,
     ) -> None:
-        super().__init__(replicas, page_size, capacity_tokens)
+        super().__init__(replicas, page_size, capacity_tokens, step_tokens)
         self._all = list(self.index.replicas.live.values())
         self._first = first
         self._warming = Warming(self.index) if warm else None

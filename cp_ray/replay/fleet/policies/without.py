@@ -53,8 +53,10 @@ class WithoutJoint(CpRay):
 class WithoutReplication(CpRay):
     """A prefix has one home: a second of prefill costs so much that no wait is worth it."""
 
-    def __init__(self, replicas: int, page_size: int, capacity_tokens: int) -> None:
-        super().__init__(replicas, page_size, capacity_tokens)
+    def __init__(
+        self, replicas: int, page_size: int, capacity_tokens: int, step_tokens: int = 0
+    ) -> None:
+        super().__init__(replicas, page_size, capacity_tokens, step_tokens)
         self.index.load.congestion = Congestion(fixed_price=1e6)
 
 

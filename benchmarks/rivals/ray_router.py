@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from typing import Any
@@ -66,6 +67,7 @@ class RayPrefixRouter:
         self._ray, self._encode = ray, encode
         self._own = not ray.is_initialized()
         if self._own:
+            self._folder = tempfile.mkdtemp(prefix="cp-")
             os.environ.setdefault("RAY_AUTH_MODE", "disabled")
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             ray.init(
@@ -73,7 +75,7 @@ class RayPrefixRouter:
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                _temp_dir=tempfile.mkdtemp(prefix="cp-"),
+                _temp_dir=self._folder,
             )
         self._pending, self._metadata = PendingRequest, RequestMetadata
         deployment = DeploymentID(name="rivals")
@@ -119,3 +121,4 @@ class RayPrefixRouter:
         self._loop.close()
         if self._own:
             self._ray.shutdown()
+            shutil.rmtree(self._folder, ignore_errors=True)

@@ -28,7 +28,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 
 .PHONY: demo demo-chaos test test-failover test-sglang test-vllm029 check chaos fuzz cluster-test docs \
   bench bench-fleet bench-overhead bench-recovery bench-serve bench-live bench-timing soak schemathesis sbom test-base \
-  test-extras test-gpu-harness-0251 format venv clean
+  test-extras bench-rivals test-gpu-harness-0251 format venv clean
 
 demo: venv
 	$(BIN)/python -m cp_ray.demo $(ARGS)
@@ -104,6 +104,20 @@ test-extras: .venv-extras/.ready
 	.venv-extras/bin/python -m pip install -qq --disable-pip-version-check "mem0ai>=2" "faiss-cpu>=1.10"
 	.venv-extras/bin/python -m pip install -qq --disable-pip-version-check --no-deps \
 	  -c requirements/cpu.lock protobuf
+	@touch $@
+
+# Rivals' own routers in the fleet simulator, beside our copies of their policies (docs/fleet.md).
+bench-rivals: .venv-rivals/.ready
+	.venv-rivals/bin/python -m pytest -q tests/fleet/test_rivals.py
+	.venv-rivals/bin/python -m benchmarks.rivals --trace $(TRACE) --load 0.8,1.2 $(ARGS)
+	.venv-rivals/bin/python -m benchmarks.rivals.dynosim --trace $(TRACE) --speedup 1,4 $(ARGS)
+
+.venv-rivals/.ready: requirements/rivals.lock requirements/cpu.lock pyproject.toml
+	$(PYTHON) -m venv .venv-rivals
+	.venv-rivals/bin/python -m pip install -qq --disable-pip-version-check \
+	  -c requirements/cpu.lock -e . pytest pytest-timeout hypothesis pyzmq setproctitle uvloop
+	.venv-rivals/bin/python -m pip install -qq --disable-pip-version-check --no-deps \
+	  -r requirements/rivals.lock
 	@touch $@
 
 # The minimal install: no extra, no engine, versions of the lock. It serves the simulated engine.
@@ -217,4 +231,4 @@ $(SGLANG)/.ready $(VLLM029)/.ready:
 
 clean:
 	rm -rf cp_ray/core/*.so cp_ray__mypyc*.so $(COMPILED) $(VENV) $(SGLANG) $(VLLM029) .venv-tools \
-	  .venv-base .venv-extras out .mypy_cache .ruff_cache
+	  .venv-base .venv-extras .venv-rivals out .mypy_cache .ruff_cache

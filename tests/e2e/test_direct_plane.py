@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -71,7 +72,9 @@ def plane() -> Iterator[Plane]:
             assert made.url.startswith("http"), "it did not start"
             # HAProxy learns of the Router a little after Serve says that all is up.
             until(lambda: "routed" in made.ask(["x"])["timing_ms"])
-            until(lambda: len({made.ask([f"{n} y"])["replica"] for n in range(4)}) == 2)
+            new = itertools.count()
+            texts = TOPICS[:4]
+            until(lambda: len({made.ask([f"{next(new)} {t}"])["replica"] for t in texts}) == 2)
             yield made
         finally:
             process.stdin.close()
@@ -103,9 +106,11 @@ def test_every_request_goes_where_it_was_planned(plane: Plane) -> None:
     answers = [answer for group in groups for answer in group]
     assert all("routed" in answer["timing_ms"] for answer in answers)
     assert {answer["reason"] for answer in answers} <= {"holder", "load"}, "nobody was diverted"
-    assert {answer["replica"] for answer in answers} == {a["replica"] for a in answers[:30]}
-    for group in groups:
-        assert all(answer["cached_tokens"] > 100 for answer in group[1:])
+    assert len({answer["replica"] for answer in answers}) == 2
+    for answer in answers:
+        assert answer["cached_tokens"] >= answer["predicted_cached_tokens"] - 16
+    later = [answer for group in groups for answer in group[1:]]
+    assert sum(answer["cached_tokens"] > 100 for answer in later) > len(later) / 2
 
 
 def test_the_official_client_streams_token_by_token(plane: Plane) -> None:

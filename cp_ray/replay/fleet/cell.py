@@ -14,6 +14,7 @@ from cp_ray.replay.fleet.batching import STEP_TOKENS, BatchingReplica
 from cp_ray.replay.fleet.clock import SerialRates, StepCost
 from cp_ray.replay.fleet.job import Live
 from cp_ray.replay.fleet.registry import Fleet, make_router
+from cp_ray.replay.fleet.router import Router
 from cp_ray.replay.fleet.serial import SerialReplica
 from cp_ray.replay.fleet.simulation import Replica, Simulation
 from cp_ray.replay.fleet.view import FleetView
@@ -69,8 +70,8 @@ class Outcome(msgspec.Struct, frozen=True):
     plan_us: float
 
 
-def play(workload: Workload, cell: Cell) -> Outcome:
-    """Run the cell."""
+def play(workload: Workload, cell: Cell, router: Router | None = None) -> Outcome:
+    """Run the cell. router: a fresh one, in place of the one that the cell names."""
     hardware = cell.hardware
     caches = [
         PrefixCache(hardware.cache_tokens, PAGE, record_limit=1 << 20)
@@ -78,10 +79,7 @@ def play(workload: Workload, cell: Cell) -> Outcome:
     ]
     cost = step_cost(hardware)
     replicas = [new_replica(hardware.model, cache, cost) for cache in caches]
-    fleet = Fleet(
-        hardware.replicas, PAGE, hardware.cache_tokens, cell.seed, step_tokens(hardware.model)
-    )
-    router = make_router(cell.policy, cell.order, fleet)
+    router = router or make_router(cell.policy, cell.order, fleet_of(hardware, cell.seed))
     view = FleetView(caches, hardware.cache_tokens)
     simulation = Simulation(replicas, router, view, time.perf_counter)
     jobs = workload.jobs
@@ -97,6 +95,11 @@ def play(workload: Workload, cell: Cell) -> Outcome:
         simulation.open_loop(jobs, times)
     done = sorted(simulation.done, key=lambda live: live.arrived_s)[workload.warming :]
     return _outcome(done, hardware.replicas, cell.arrivals == "closed", simulation.route_s)
+
+
+def fleet_of(hardware: Hardware, seed: int) -> Fleet:
+    """What a policy is told."""
+    return Fleet(hardware.replicas, PAGE, hardware.cache_tokens, seed, step_tokens(hardware.model))
 
 
 def step_cost(hardware: Hardware) -> StepCost:

@@ -46,7 +46,7 @@ RIVALS: dict[str, Callable[[Fleet], Router]] = {
     "max_prefix": lambda fleet: MaxPrefix(fleet.seed),
     "ray_prefix": lambda fleet: RayPrefix(fleet.seed, fleet.replicas),
     "sglang": lambda fleet: Sglang(fleet.seed, fleet.replicas),
-    "dynamo": lambda fleet: Dynamo(fleet.seed),
+    "dynamo": lambda fleet: Dynamo(fleet.seed, fleet.replicas),
     "llm_d": lambda fleet: LlmD(fleet.seed),
     "preble": lambda fleet: Preble(fleet.seed, fleet.replicas),
     "lmetric": lambda fleet: LMetric(fleet.seed),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 from cp_ray.core.types import Eviction
@@ -31,10 +31,14 @@ class Router(Protocol):
 
 
 class OneByOne:
-    """A router that places requests singly. seed: of its ties."""
+    """A router that places requests singly. seed: of its ties.
+
+    tied: the replicas that were as good as the one last chosen, it among them.
+    """
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        self.tied: list[int] = []
 
     def place(self, live: Live, view: FleetView, now: float, /) -> int:
         """The replica for one request."""
@@ -45,7 +49,11 @@ class OneByOne:
         """In order of arrival."""
         for live in window:
             live.replica = self.place(live, view, now)
+            self.placed(live)
             yield live
+
+    def placed(self, live: Live, /) -> None:
+        """The request goes to `live.replica`. Nothing to learn."""
 
     def first_token(self, live: Live, now: float) -> None:
         """Nothing to learn."""
@@ -59,4 +67,11 @@ class OneByOne:
     def least(self, costs: Sequence[float]) -> int:
         """The replica of least cost; ties are broken evenly."""
         low = min(costs)
-        return self.random.choice([at for at, cost in enumerate(costs) if cost == low])
+        self.tied = [at for at, cost in enumerate(costs) if cost == low]
+        return self.random.choice(self.tied)
+
+    def least_of(self, candidates: Collection[int], costs: Sequence[float]) -> int:
+        """The candidate of least cost; ties are broken evenly."""
+        low = min(costs[at] for at in candidates)
+        self.tied = [at for at in candidates if costs[at] == low]
+        return self.random.choice(self.tied)

@@ -13,7 +13,7 @@ MATCH_RATE = 0.1
 class RayPrefix(OneByOne):
     """The replicas of the longest prefix sent; what matches little goes to the smallest tree.
 
-    Among several, Serve takes the shorter of two queues.
+    Among several, Serve takes the shortest queue.
     """
 
     def __init__(self, seed: int, replicas: int) -> None:
@@ -24,11 +24,11 @@ class RayPrefix(OneByOne):
         """Load counts only among candidates."""
         matched, holders = self._history.match(live.pieces)
         if holders and matched >= MATCH_RATE * live.prompt_tokens:
-            candidates = sorted(holders)
-        else:
-            smallest = min(self._history.size)
-            candidates = [at for at, size in enumerate(self._history.size) if size == smallest]
-        pair = self.random.sample(candidates, min(2, len(candidates)))
-        chosen = min(pair, key=view.running.__getitem__)
-        self._history.insert(live.pieces, chosen)
-        return chosen
+            return self.least_of(sorted(holders), view.running)
+        smallest = min(self._history.size)
+        candidates = [at for at, size in enumerate(self._history.size) if size == smallest]
+        return self.least_of(candidates, view.running)
+
+    def placed(self, live: Live, /) -> None:
+        """Into the tree."""
+        self._history.insert(live.pieces, live.replica)

@@ -22,12 +22,14 @@ class Sglang(OneByOne):
     def place(self, live: Live, view: FleetView, _now: float, /) -> int:
         """Below the threshold the least loaded (1.13; older releases: the smallest tree)."""
         most, least = max(view.running), min(view.running)
-        chosen = -1
         if not (most - least > ABSOLUTE and most > RELATIVE * least):
             matched, holders = self._history.match(live.pieces)
             if holders and matched > CACHE_THRESHOLD * live.prompt_tokens:
                 chosen = min(holders, key=lambda at: (view.running[at], self.random.random()))
-        if chosen < 0:
-            chosen = self.least(view.running)
-        self._history.insert(live.pieces, chosen)
-        return chosen
+                self.tied = [at for at in holders if view.running[at] == view.running[chosen]]
+                return chosen
+        return self.least(view.running)
+
+    def placed(self, live: Live, /) -> None:
+        """Into the tree."""
+        self._history.insert(live.pieces, live.replica)

@@ -45,7 +45,7 @@ MESSAGES: list[tuple[Any, Any, Any]] = [
         Step,
         ["q1", ["b", "a"], "r1", "h/0", [0, 1], 16, "holder", 0.0, 0.0],
     ),
-    (ReplicaInfo(R, 16, 4096), ReplicaInfo, ["r1", 16, 4096]),
+    (ReplicaInfo(R, 16, 4096, 8192), ReplicaInfo, ["r1", 16, 4096, 8192]),
     (
         EvictionReport(R, 2, 5, (Eviction(Q, 32), Eviction(RequestId("q2"), 0))),
         ReplicaMessage,
@@ -77,13 +77,14 @@ MESSAGES: list[tuple[Any, Any, Any]] = [
         },
     ),
     (
-        EngineInfo("simulated", "m", 16, 4096, 2048, simulated=True),
+        EngineInfo("simulated", "m", 16, 4096, 2048, simulated=True, step_tokens=512),
         EngineInfo,
         {
             "engine": "simulated",
             "model": "m",
             "page_size": 16,
             "capacity_tokens": 4096,
+            "step_tokens": 512,
             "max_model_len": 2048,
             "simulated": True,
             "timing": "",

@@ -55,7 +55,7 @@ def _worse(place: Place | None, arm: str) -> str:
     without = next((one for one in place.ablated if one.arm == arm), None) if place else None
     if place is None or without is None:
         return ""
-    return f"{without.mean('ttft_mean_s') / place.ours.mean('ttft_mean_s'):.2f}x"
+    return f"{place.ratio(without, 'ttft_mean_s'):.2f}x"
 
 
 def _line(place: Place) -> str:

@@ -38,9 +38,15 @@ class Place(msgspec.Struct, frozen=True):
     rivals: tuple[Group, ...]
 
     def best(self, field: str, suits: Callable[[Group], bool] = lambda _: True) -> Group | None:
-        """The rival that is lowest in a field."""
+        """The rival that is lowest in a field, held against ours."""
         suited = [rival for rival in self.rivals if suits(rival)]
-        return min(suited, key=lambda rival: rival.mean(field), default=None)
+        return min(suited, key=lambda rival: self.ratio(rival, field), default=None)
+
+    def ratio(self, other: Group, field: str) -> float:
+        """Its mean over ours, of the seeds that it has: another's alone could make it the best."""
+        seeds = {row.seed for row in other.rows}
+        same = tuple(row for row in self.ours.rows if row.seed in seeds)
+        return other.mean(field) / Group(same or self.ours.rows).mean(field)
 
 
 def places(rows: Sequence[FleetRow]) -> list[Place]:
@@ -105,9 +111,9 @@ def _lowest(cells: Sequence[Place], field: str) -> Iterator[Judged]:
     for place in cells:
         best = place.best(field)
         if best is not None:
-            mine, theirs = place.ours.mean(field), best.mean(field)
-            said = f"{mine:.3f} s, {best.arm} {theirs:.3f} s"
-            yield Judged(place.name, mine / (theirs * (1 + TIE)) - 1, said)
+            theirs, ratio = best.mean(field), place.ratio(best, field)
+            said = f"{theirs / ratio:.3f} s, {best.arm} {theirs:.3f} s"
+            yield Judged(place.name, 1 / (ratio * (1 + TIE)) - 1, said)
 
 
 def _throughput(cells: Sequence[Place]) -> Iterator[Judged]:
@@ -117,11 +123,11 @@ def _throughput(cells: Sequence[Place]) -> Iterator[Judged]:
     """
     field = "chains_per_s"
     for place in cells:
-        best = max(place.rivals, key=lambda rival: rival.mean(field), default=None)
+        best = max(place.rivals, key=lambda rival: place.ratio(rival, field), default=None)
         if best is not None:
-            mine, theirs = place.ours.mean(field), best.mean(field)
-            said = f"{mine:.2f} a second, {best.arm} {theirs:.2f}"
-            yield Judged(place.name, theirs * (1 - TIE) / mine - 1, said)
+            theirs, ratio = best.mean(field), place.ratio(best, field)
+            said = f"{theirs / ratio:.2f} a second, {best.arm} {theirs:.2f}"
+            yield Judged(place.name, ratio * (1 - TIE) - 1, said)
 
 
 def _times(
@@ -132,7 +138,7 @@ def _times(
             continue
         best = place.best("ttft_mean_s", suits)
         if best is not None:
-            ratio = best.mean("ttft_mean_s") / place.ours.mean("ttft_mean_s")
+            ratio = place.ratio(best, "ttft_mean_s")
             said = f"{ratio:.2f}x under {best.arm} ({best.mean('ttft_mean_s'):.3f} s)"
             yield Judged(place.name, factor / ratio - 1, said)
 
@@ -177,6 +183,6 @@ def _control(cells: Sequence[Place]) -> Iterator[Judged]:
     for place in cells:
         best = place.best("ttft_mean_s") if place.trace.endswith("_warm") else None
         if best is not None:
-            gain = best.mean("ttft_mean_s") / place.ours.mean("ttft_mean_s")
-            means = f"{place.ours.mean('ttft_mean_s'):.3f} and {best.mean('ttft_mean_s'):.3f} s"
+            gain, theirs = place.ratio(best, "ttft_mean_s"), best.mean("ttft_mean_s")
+            means = f"{theirs / gain:.3f} and {theirs:.3f} s"
             yield Judged(place.name, gain / 1.05 - 1, f"{gain:.2f}x under {best.arm} ({means})")

@@ -144,6 +144,18 @@ def test_loads_and_ablations_are_compared() -> None:
     assert "| order |  |  | 2.00x |" in ablations(many)
 
 
+def test_a_rival_is_held_against_the_seeds_that_it_has() -> None:
+    rival = {"policy": "est_ttft", "order": "none"}
+    three = rows(
+        {"seed": 1, "ttft_mean_s": 1.0},
+        {"seed": 2, "ttft_mean_s": 3.0},
+        {**rival, "seed": 1, "ttft_mean_s": 1.5},
+    )
+    said = verdicts(three, {})
+    assert "mean TTFT lowest (within 2%)**: met (1 of 1 cells)" in said
+    assert "1.000 s, est_ttft 1.500 s: met" in said
+
+
 def test_the_control_must_show_no_gain() -> None:
     warm: dict[str, object] = {"trace": "multihoprag_x2_warm"}
     rival = {**warm, "policy": "est_ttft", "order": "none"}

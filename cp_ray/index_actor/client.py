@@ -146,17 +146,18 @@ class IndexClient:
         self._hang_up()
 
     async def _plan(self, requests: list[PlanRequest], deadline: float) -> list[Step] | None:
-        heard = self._take()
+        heard, line = self._take(), self._line
         try:
             call = wire.encode(requests), deadline, wire.encode(heard) if heard else b""
-            if self._line is not None and self._line.open:
-                answer = await self._line.plan(*call)
+            if line is not None and line.open:
+                answer = await line.plan(*call)
             else:
                 answer = await self._actor.plan.remote(*call)
             return wire.decode(answer, list[Step]) if answer else None
         except Exception as error:  # noqa: BLE001 - whatever it is, requests pass through
             self._counters["feedback_dropped"] += len(heard)
-            self._break(repr(error))
+            if line is self._line:  # else we hung up after a fault that is known
+                self._break(repr(error))
             return None
 
     def _take(self) -> list[Feedback]:
@@ -206,8 +207,9 @@ class IndexClient:
             self._heard.set()
 
     def _hang_up(self) -> None:
-        if self._line is not None:
-            self._line.abort()
+        line, self._line = self._line, None
+        if line is not None:
+            line.abort()
 
     async def _connected(self) -> Line | None:
         where = await self._actor.line.remote()

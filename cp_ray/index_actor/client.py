@@ -156,7 +156,7 @@ class IndexClient:
             return wire.decode(answer, list[Step]) if answer else None
         except Exception as error:  # noqa: BLE001 - whatever it is, requests pass through
             self._counters["feedback_dropped"] += len(heard)
-            if line is self._line:  # else we hung up after a fault that is known
+            if line is None or line is self._line:  # else we hung up after a fault that is known
                 self._break(repr(error))
             return None
 

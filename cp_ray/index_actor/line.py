@@ -17,6 +17,7 @@ import secrets
 import socket
 import struct
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -43,7 +44,7 @@ SECRET_S = 5.0
 _log = logging.getLogger("ray.serve")
 
 
-class _Frames(asyncio.Protocol):
+class _Frames(asyncio.Protocol, ABC):
     """Cuts a stream into frames; `head` says how long each is."""
 
     head: struct.Struct
@@ -70,8 +71,9 @@ class _Frames(asyncio.Protocol):
             del self._buffer[: size + length]
             self.frame(head, rest)
 
+    @abstractmethod
     def frame(self, head: tuple[Any, ...], rest: bytes) -> None:
-        raise NotImplementedError
+        """A whole one."""
 
     def send(self, data: bytes) -> None:
         """Raises WireError when the other end does not read, or is gone."""

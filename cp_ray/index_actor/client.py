@@ -182,8 +182,10 @@ class IndexClient:
         pause_s = PROBE_S
         asks_for_line = True  # not at each look: on another host there never is one
         while True:
+            # Not `wait_for`: in Python 3.11 it may swallow the cancellation that `close` waits for.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._fault.wait(), KEEPALIVE_S)
+                async with asyncio.timeout(KEEPALIVE_S):
+                    await self._fault.wait()
             try:
                 if self._fault.is_set():
                     # The same handle survives a restart; a name that is gone is made anew.
@@ -191,9 +193,11 @@ class IndexClient:
                     self._hang_up()  # it may lead to a process that this actor has left
                     asks_for_line = True
                 asked_s = time.monotonic()
-                its_s: float = await asyncio.wait_for(self._actor.ready.remote(), PROBE_TIMEOUT_S)
+                async with asyncio.timeout(PROBE_TIMEOUT_S):
+                    its_s: float = await self._actor.ready.remote()
                 if asks_for_line or (self._line is not None and not self._line.open):
-                    self._line = await asyncio.wait_for(self._connected(), PROBE_TIMEOUT_S)
+                    async with asyncio.timeout(PROBE_TIMEOUT_S):
+                        self._line = await self._connected()
                     asks_for_line = False
                 self._ahead_s = its_s - asked_s  # by the answer's way too much: never too early
             except Exception as error:  # noqa: BLE001 - whatever it is, the next probe may do better

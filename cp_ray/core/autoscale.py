@@ -5,7 +5,9 @@ goes into prefill, a single server of random arrivals lets a prompt of `s` secon
 `s b / (1 - b)` (M/M/1); real traffic waits some multiple of that, and the multiple is measured.
 So the wait with another number of replicas can be told beforehand: growth goes to where the target
 holds, and shrinking only to where half of the wait that the target leaves would do. Between
-the two nothing changes, so a constant load, noise and all, never makes a fleet go up and down.
+the two nothing changes, so a constant load, noise and all, never makes a fleet go down and up; up
+and then down only after replicas that were busy nearly all the time, when no wait tells how many
+more it takes.
 """
 
 from __future__ import annotations

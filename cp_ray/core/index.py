@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
+from cp_ray.core.arrivals import Arrivals
 from cp_ray.core.distance import DEFAULT_ALPHA
 from cp_ray.core.fleet_load import FleetLoad
 from cp_ray.core.joint import CHUNK
@@ -25,6 +26,7 @@ from cp_ray.core.replicas import ReplicaTable, Verdict
 from cp_ray.core.reuse import Reuse
 from cp_ray.core.trust import Trust, TrustLedger
 from cp_ray.core.types import (
+    Arrived,
     Context,
     Dump,
     DumpRequest,
@@ -50,6 +52,7 @@ class ContextIndex:
 
     search: "exact" for serving, "paper" for Algorithm 1. max_records bounds memory: past it the
     oldest record is forgotten. offline: orders to start warm from. limits: how far blocks move.
+    arrivals: where plans travel with their requests, and may be lost.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class ContextIndex:
         max_records: int = 100_000,
         offline: OfflineOrders | None = None,
         limits: Limits | None = None,
+        *,
+        arrivals: Arrivals | None = None,
     ) -> None:
         self.alpha = alpha
         self.replicas = ReplicaTable()
@@ -66,6 +71,7 @@ class ContextIndex:
         self.load = FleetLoad()
         self.offline = offline or OfflineOrders()
         self.limits = limits or Limits()
+        self.arrivals = arrivals
         self.losses = LossLedger(min(MEMORY, 2 * max_records))
         self._joint = search == "exact"
         self.max_records = max_records
@@ -101,11 +107,7 @@ class ContextIndex:
         what is held goes held first. now: seconds, any origin, not decreasing.
         only: a usable replica (another router's choice); orders are planned for it.
         """
-        for request_id in self.load.ledger.sweep(now):
-            self._counters["leases_swept"] += 1
-            record = self._records.get(request_id)
-            if record is not None and record.state is State.PLANNED:
-                self.memory.remove(request_id)  # perhaps never prefilled: no report clears it
+        self._take_back(now)
         if len(requests) < 2 or not self._joint or only is not None:
             return [self._plan_one(Laid(request, only), now) for request in requests]
         capacity = sum(info.capacity_tokens for info in self.replicas.live.values())
@@ -143,6 +145,8 @@ class ContextIndex:
         self.losses.planned(self, request, planned, node, there.had - given_up)
         missing = wanted.total - reusable
         work = self.load.reserve(name, option, reusable, missing, now=now, replicas=len(live))
+        if self.arrivals is not None:
+            self.arrivals.planned(name, now)
         path = node.search_path
         return Step(
             request_id=name,
@@ -156,9 +160,26 @@ class ContextIndex:
             estimated_prefill_s=work.seconds,
         )
 
+    def _take_back(self, now: float) -> None:
+        """Forget requests past their lease, and plans that have arrived nowhere."""
+        swept = self.load.ledger.sweep(now)
+        lost = self.arrivals.lost(now) if self.arrivals is not None else []
+        self._counters["leases_swept"] += len(swept)
+        self._counters["plans_lost"] += len(lost)
+        for request in lost:
+            self.load.ended(request, now)
+        for request in (*swept, *lost):
+            record = self._records.get(request)
+            if record is not None and record.state is State.PLANNED:
+                self.memory.remove(request)  # perhaps never prefilled: no report clears it
+
     def hear(self, feedback: Feedback, now: float) -> None:
         """Take what became of a step; unknown requests are counted, frees repeat safely."""
         request = feedback.request_id
+        if self.arrivals is not None:
+            self.arrivals.heard(request)
+        if isinstance(feedback, Arrived):
+            return
         record = self._records.get(request)
         if isinstance(feedback, Routed):
             is_live = feedback.replica in self.replicas.live
@@ -270,4 +291,6 @@ class ContextIndex:
         self.offline.check()
         self.rest_order.check()
         self.losses.check()
+        if self.arrivals is not None:
+            self.arrivals.check()
         self.memory.check(self.replicas)

@@ -152,4 +152,10 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
     held_tokens: int | None = None
 
 
-Feedback = Routed | FirstToken | Settled
+class Arrived(msgspec.Struct, frozen=True, array_like=True, tag="arrived"):
+    """A replica has the request, and with it the plan that travelled there."""
+
+    request_id: RequestId
+
+
+Feedback = Routed | FirstToken | Settled | Arrived

@@ -15,6 +15,7 @@ import ray
 
 from cp_ray.allocator import keep_trimmed
 from cp_ray.config import AppConfig
+from cp_ray.core.arrivals import Arrivals
 from cp_ray.core.hearing import Hearing
 from cp_ray.core.index import ContextIndex
 from cp_ray.core.limits import Limits
@@ -50,7 +51,7 @@ from cp_ray.tracing import new_tracer
 GRACE_S = 1.0
 """A client knows our clock as well as its probe was quick: only what is later than this is late."""
 HEARING_S = 1.0
-PROTOCOL = 3
+PROTOCOL = 4
 """Of the calls below: Routers of other code get an index of their own."""
 ENGINE = "Engine"
 """Name of the engine deployment."""
@@ -282,7 +283,10 @@ def new_index(config: AppConfig) -> ContextIndex:
             raise ConfigError(f"index file cannot be read: {error}", param="index") from error
     limits = Limits(config.keep_top, config.max_displacement)
     records = config.index_records
-    return ContextIndex(config.alpha, max_records=records, offline=offline, limits=limits)
+    arrivals = Arrivals() if config.data_plane == "direct" else None
+    return ContextIndex(
+        config.alpha, max_records=records, offline=offline, limits=limits, arrivals=arrivals
+    )
 
 
 def obtain_index(app: str, config: AppConfig) -> Any:

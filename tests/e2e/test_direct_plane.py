@@ -160,6 +160,30 @@ def test_bad_input_names_the_field_and_other_routes_answer(plane: Plane) -> None
     assert len(plan.json()["documents"]) == 1
 
 
+def test_a_plan_that_haproxy_loses_keeps_no_replica_from_the_others(plane: Plane) -> None:
+    """As when it does not know the planned replica yet: the Router has no word of it."""
+    (router,) = plane.processes("ServeReplica:direct:Router")
+    ports = {one.laddr.port for one in router.net_connections() if one.status == "LISTEN"}
+    body = {"model": "sim", "messages": [{"role": "user", "content": "lost?"}]}
+    shown = {"authorization": f"Bearer {KEYS['acme']}"}
+    handed: dict[str, str] = {}
+    for port in ports:
+        with contextlib.suppress(httpx.HTTPError):
+            route = httpx.post(
+                f"http://127.0.0.1:{port}/internal/route", json=body, headers=shown, timeout=5
+            )
+            handed |= route.json()["request_headers"] if route.status_code == 200 else {}
+    assert HEADER in handed
+    new = itertools.count()
+
+    def both() -> bool:
+        asked = [plane.ask(fresh(1, salt=f"lost {next(new)}"))["replica"] for _ in range(4)]
+        return len(set(asked)) == 2
+
+    assert not both(), "it may still come"
+    until(both, 30)
+
+
 def test_without_the_index_requests_are_answered_and_planned_again_later(plane: Plane) -> None:
     (index,) = plane.processes("IndexActor")
     index.kill()

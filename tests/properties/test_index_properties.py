@@ -6,8 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from cp_ray.core.arrivals import Arrivals
 from cp_ray.core.index import ContextIndex
 from cp_ray.core.types import (
+    Arrived,
     BlockId,
     Dump,
     Eviction,
@@ -28,9 +30,12 @@ HEADS = [HeadId("h0"), HeadId("h1")]
 
 
 class IndexMachine(RuleBasedStateMachine):
+    travels = False
+
     def __init__(self) -> None:
         super().__init__()
-        self.index = ContextIndex(max_records=12)
+        arrivals = Arrivals() if self.travels else None
+        self.index = ContextIndex(max_records=12, arrivals=arrivals)
         self.now = 0.0
         self.names: list[RequestId] = []
         self.next: dict[ReplicaId, tuple[int, int]] = {}
@@ -67,7 +72,7 @@ class IndexMachine(RuleBasedStateMachine):
         assert 0 <= step.reused_tokens < 20 + 30 * len(blocks) + 5
 
     @precondition(lambda self: self.names)
-    @rule(data=st.data(), kind=st.integers(0, 3), replica=st.sampled_from(REPLICAS))
+    @rule(data=st.data(), kind=st.integers(0, 4), replica=st.sampled_from(REPLICAS))
     def hear(self, data: st.DataObject, kind: int, replica: ReplicaId) -> None:
         name = data.draw(st.sampled_from(self.names))
         feedback = (
@@ -75,6 +80,7 @@ class IndexMachine(RuleBasedStateMachine):
             FirstToken(name),
             Settled(name, 16, ok=True, held_tokens=64),
             Settled(name, 0, ok=False),
+            Arrived(name),
         )[kind]
         self.index.hear(feedback, self.now)
 
@@ -141,5 +147,11 @@ class IndexMachine(RuleBasedStateMachine):
         assert (left["records"], left["heads"], left["reserved"]) == (0, 0, 0)
 
 
+class TravellingPlansMachine(IndexMachine):
+    travels = True
+
+
 TestIndex = IndexMachine.TestCase
 TestIndex.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestTravellingPlans = TravellingPlansMachine.TestCase
+TestTravellingPlans.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)

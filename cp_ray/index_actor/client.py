@@ -156,6 +156,8 @@ class IndexClient:
             return wire.decode(answer, list[Step]) if answer else None
         except Exception as error:  # noqa: BLE001 - whatever it is, requests pass through
             self._counters["feedback_dropped"] += len(heard)
+            for request in requests:  # it may be planned all the same
+                self.feedback(Settled(request.request_id, 0, ok=False))
             if line is None or line is self._line:  # else we hung up after a fault that is known
                 self._break(repr(error))
             return None

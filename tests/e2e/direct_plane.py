@@ -11,6 +11,7 @@ import sys
 from cp_ray.demo.own_serve import direct_environment, own_serve
 
 KEYS = {"acme": "one", "other": "two"}
+OPERATOR = "three"
 SETTINGS = {
     "engine": "simulated",
     "model": "sim",
@@ -19,6 +20,7 @@ SETTINGS = {
     "cpus_per_replica": 0.1,
     "data_plane": "direct",
     "api_keys": KEYS,
+    "operator_key": OPERATOR,
 }
 
 

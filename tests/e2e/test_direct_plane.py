@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from cp_ray.router.handed import HEADER, Refused, Seal
-from tests.e2e.direct_plane import KEYS
+from tests.e2e.direct_plane import KEYS, OPERATOR
 from tests.e2e.support import TOPICS, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -49,6 +49,12 @@ class Plane:
             extra_headers={"x-cp-ray-explain": "1", **headers},
         )
         found: dict[str, Any] = (answer.model_extra or {})["cp_ray"]
+        return found
+
+    def fleet(self) -> dict[str, Any]:
+        """What the live page shows."""
+        headers = {"authorization": f"Bearer {OPERATOR}"}
+        found: dict[str, Any] = httpx.get(f"{self.url}/fleet/data", headers=headers).json()
         return found
 
     def processes(self, kind: str) -> list[psutil.Process]:
@@ -166,22 +172,23 @@ def test_a_plan_that_haproxy_loses_keeps_no_replica_from_the_others(plane: Plane
     ports = {one.laddr.port for one in router.net_connections() if one.status == "LISTEN"}
     body = {"model": "sim", "messages": [{"role": "user", "content": "lost?"}]}
     shown = {"authorization": f"Bearer {KEYS['acme']}"}
-    handed: dict[str, str] = {}
-    for port in ports:
-        with contextlib.suppress(httpx.HTTPError):
-            route = httpx.post(
-                f"http://127.0.0.1:{port}/internal/route", json=body, headers=shown, timeout=5
-            )
-            handed |= route.json()["request_headers"] if route.status_code == 200 else {}
-    assert HEADER in handed
     new = itertools.count()
 
-    def both() -> bool:
-        asked = [plane.ask(fresh(1, salt=f"lost {next(new)}"))["replica"] for _ in range(4)]
-        return len(set(asked)) == 2
+    def counted(name: str) -> int:
+        """Once a plan more has been made."""
+        plane.ask(fresh(1, salt=f"lost {next(new)}"))
+        return int(plane.fleet()["counters"][name])
 
-    assert not both(), "it may still come"
-    until(both, 30)
+    until(lambda: counted("reserved") == 0, 20)  # one may have been lost at the start
+    before = counted("plans_lost")
+    for port in ports:
+        with contextlib.suppress(httpx.HTTPError):
+            httpx.post(f"http://127.0.0.1:{port}/internal/route", json=body, headers=shown)
+    until(lambda: plane.fleet()["counters"]["reserved"] == 1, 5)
+    assert counted("plans_lost") == before, "it may still come"
+    until(lambda: counted("plans_lost") == before + 1, 30)
+    until(lambda: counted("reserved") == 0, 5)
+    assert counted("plans_lost") == before + 1, "all others have arrived"
 
 
 def test_without_the_index_requests_are_answered_and_planned_again_later(plane: Plane) -> None:

@@ -127,6 +127,7 @@ def test_a_plan_passes_through_whatever_ends_its_call(monkeypatch: pytest.Monkey
         await until(lambda: client.up)
         (step,) = await client.plan([request]) or []
         assert step.request_id == "q"
+        assert actor.heard == [Settled(RequestId("q"), 0, ok=False)], "perhaps it was planned"
         await client.close()
 
     asyncio.run(main())

@@ -19,10 +19,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CORE = Path("cp_ray", "core")
 NAMES = (
-    "estimated_ttft", "fleet_load", "index", "interned", "joint", "last_step", "limits", "load",
-    "loss", "memory", "node", "own_times", "pages", "path", "placement", "prefill_curve",
-    "prefix_cache", "record", "remembered", "replicas", "rest_order", "reuse", "room", "search",
-    "seen", "tree", "trust", "who_held", "window_layout", "window_order",
+    "arrivals", "estimated_ttft", "fleet_load", "index", "interned", "joint", "last_step",
+    "limits", "load", "loss", "memory", "node", "own_times", "pages", "path", "placement",
+    "prefill_curve", "prefix_cache", "record", "remembered", "replicas", "rest_order", "reuse",
+    "room", "search", "seen", "tree", "trust", "who_held", "window_layout", "window_order",
 )  # fmt: skip
 """Files of cp_ray/core that run once or more per planned request."""
 STAMP = CORE / "compiled.sha256"

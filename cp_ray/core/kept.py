@@ -137,7 +137,7 @@ class Recaller:
             memory.remember(row.request, record, context, bit)
             doubted.add(record.replica)
             if len(records) > max_records:
-                memory.remove(next(iter(records)))
+                memory.remove_oldest()
             count += 1
         for replica in doubted:
             replicas.distrust(replica, rebuild=False)

@@ -80,7 +80,7 @@ class Node:
         self.end: int = self.first + pages
         self.children: dict[Hashable, Node] = {}
         self.runs: list[Run] = []
-        self.requests: set[RequestId] = set()
+        self.requests: set[RequestId] | None = None  # few nodes are where a prompt ends
 
     @property
     def full(self) -> bool:
@@ -91,6 +91,12 @@ class Node:
     def reach(self) -> int:
         """Pages a prompt through this node finds, up to its end."""
         return self.first + (self.runs[0].held if self.runs else 0)
+
+    def join(self, request: RequestId) -> None:
+        """The request's cached prompt ends here."""
+        if self.requests is None:
+            self.requests = set()
+        self.requests.add(request)
 
     def drop(self, run: Run) -> None:
         """Remove an empty run, and the node with its last."""

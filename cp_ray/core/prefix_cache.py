@@ -9,6 +9,7 @@ Source: vLLM 0.32's block pool, and SGLang's radix cache for `finished`.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Literal
 
@@ -46,11 +47,12 @@ class PrefixCache:
         self._duplicates = duplicates
         self._record_limit = record_limit
         self._root = Node(None, None, 0)
-        self._idle: dict[Run, None] = {}
+        # Ordered: a plain dict finds its first key by passing over all that were deleted before it.
+        self._idle: OrderedDict[Run, None] = OrderedDict()
         self._idle_pages = 0
         self._used = 0
         self._running: dict[RequestId, Running] = {}
-        self._left: dict[RequestId, int] = {}
+        self._left: OrderedDict[RequestId, int] = OrderedDict()
         self._node_of: dict[RequestId, Node] = {}
         self._lost: dict[RequestId, int] = {}
 
@@ -188,7 +190,7 @@ class PrefixCache:
                 _demand(bool(run.refs) or run.held == run.solid > 0, "an idle page is not filled")
                 if not run.refs:
                     idle.add(run)
-            for request in node.requests:
+            for request in node.requests or ():
                 _demand(self._node_of.get(request) is node, "node_of differs from node.requests")
                 _demand(self._left[request] <= node.reach, "a request keeps more than its node")
         _demand(idle == set(self._idle), "the eviction queue differs from the idle pages")
@@ -232,7 +234,8 @@ class PrefixCache:
             if not run.held:
                 del self._idle[run]
                 run.node.drop(run)
-            self._report(run.node)
+            if run.node.requests:
+                self._report(run.node, run.node.requests)
 
     def _pin(self, run: Run) -> None:
         if not run.refs:
@@ -266,30 +269,30 @@ class PrefixCache:
         self._lost.pop(request_id, None)
         self._left[request_id] = node.reach
         self._node_of[request_id] = node
-        node.requests.add(request_id)
+        node.join(request_id)
         if len(self._left) > self._record_limit:
             oldest = next(iter(self._left))
             self._forget(oldest)
             self._lost[oldest] = 0
 
-    def _report(self, node: Node) -> None:
+    def _report(self, node: Node, requests: set[RequestId]) -> None:
         """Tell what the requests of a node lost; those of an empty one move to its parent."""
         reach = node.reach
-        for request in node.requests:
+        for request in requests:
             if reach < self._left[request]:
                 self._left[request] = self._lost[request] = reach
         if node.runs or node.parent is None:
             return
-        for request in list(node.requests):
+        for request in list(requests):
             if reach:
                 self._node_of[request] = node.parent
-                node.parent.requests.add(request)
+                node.parent.join(request)
             else:
                 self._forget(request)
 
     def _forget(self, request_id: RequestId) -> None:
         node = self._node_of.pop(request_id, None)
-        if node is not None:
+        if node is not None and node.requests is not None:
             node.requests.discard(request_id)
             del self._left[request_id]
 

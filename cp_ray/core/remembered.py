@@ -5,6 +5,7 @@ The next request that brings the same blocks then recreates the same prefix.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Final
 
 from cp_ray.core.node import ContextNode
@@ -19,7 +20,8 @@ class RememberedOrders:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._leaves: dict[ContextNode, None] = {}
+        # Ordered: a plain dict finds its first key by passing over all that were deleted before it.
+        self._leaves: OrderedDict[ContextNode, None] = OrderedDict()
 
     def prune(self, node: ContextNode) -> None:
         """Take out what is empty from `node` upward; a familiar node stays, remembered."""

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 
 import msgspec
 
+from cp_ray.core.packed import TOKEN_BYTES
 from cp_ray.core.types import RequestId
 
 Piece = tuple[Hashable, int]
@@ -17,12 +18,14 @@ _JOINED = object()
 _LAST = object()
 
 
-def token_pages(prompt: Sequence[int], page_size: int, salt: str | None = None) -> list[Piece]:
-    """A tokenized prompt as pieces of one page. salt: only requests with it share the pages."""
+def token_pages(prompt: bytes, page_size: int, salt: str | None = None) -> list[Piece]:
+    """A packed prompt as pieces of one page. salt: only requests with it share the pages."""
     pieces: list[Piece] = []
-    for start in range(0, len(prompt), page_size):
-        tokens = tuple(prompt[start : start + page_size])
-        pieces.append(((salt, tokens) if salt and not start else tokens, len(tokens)))
+    width = page_size * TOKEN_BYTES
+    for start in range(0, len(prompt), width):
+        page = prompt[start : start + width]
+        key = (salt, page) if salt and not start else page
+        pieces.append((key, len(page) // TOKEN_BYTES))
     return pieces
 
 

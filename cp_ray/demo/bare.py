@@ -86,7 +86,7 @@ class BareRouter:
         prompt = self._tokenizer.tokens([Piece("".join(texts))])
         name = RequestId(uuid.uuid4().hex)
         sampling = Sampling(max_tokens=body["max_tokens"], temperature=body["temperature"])
-        payload = wire.encode(EngineRequest(name, prompt, sampling))
+        payload = wire.encode(EngineRequest(name, prompt.tobytes(), sampling))
         coming = aiter(self._engine.generate.remote(payload))
         first = await anext(coming)  # until then an error still has a status code
         form = Format(

@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from cp_ray.config import AppConfig
 from cp_ray.core.index import ContextIndex
+from cp_ray.core.packed import packed
 from cp_ray.core.types import (
     BlockId,
     Context,
@@ -229,7 +230,9 @@ class _Run:
         try:
             async with (
                 asyncio.timeout(patience_s),
-                aclosing(self._engine.generate(EngineRequest(name, prompt, sampling))) as chunks,
+                aclosing(
+                    self._engine.generate(EngineRequest(name, packed(prompt), sampling))
+                ) as chunks,
             ):
                 async for chunk in chunks:
                     if last is None:

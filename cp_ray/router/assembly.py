@@ -9,6 +9,7 @@ request, the conversation's recorded turns and the plan.
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -65,7 +66,8 @@ class Prepared(msgspec.Struct, frozen=True):
     prompt, best first; a repeated one is its location block. origins: of every block. repeated:
     names of documents that an earlier turn holds. earlier: turns that are sent as first sent.
     head, ending, tail: what stands before the blocks, behind them in the user message, and after
-    it. annotation_tokens: what an order annotation would add. kept: None = not recorded.
+    it. ids: tokens of the blocks' texts. annotation_tokens: what an order annotation would add.
+    kept: None = not recorded.
     """
 
     request: Request
@@ -77,6 +79,7 @@ class Prepared(msgspec.Struct, frozen=True):
     head: tuple[Piece, ...]
     ending: tuple[str, ...]
     tail: tuple[Piece, ...]
+    ids: dict[str, Sequence[int]]
     annotation_tokens: int
     kept: Kept | None
 
@@ -93,7 +96,7 @@ class Finished(msgspec.Struct, frozen=True):
     "" where the order needs none.
     """
 
-    prompt: tuple[int, ...]
+    prompt: array[int]
     user: tuple[str, ...]
     context: Context
     annotation: str
@@ -152,12 +155,13 @@ class Assembler:
         blocks = placed.blocks
         ending = ending_of(begun, blocks) if begun else (question,)
         before = begun or (earlier[-1] if earlier else None)
+        ids = {block.text: self._tokenizer.encode(block.text) for block in blocks}
         plan = PlanRequest(
             request_id=request_id,
             head=self._head_id(head, tenant),
             head_tokens=self._count(head) + (0 if head else len(self._tokenizer.start)),
             context=tuple(block.id for block in blocks),
-            block_tokens=tuple(self._tokens(block.text) for block in blocks),
+            block_tokens=tuple(len(ids[block.text]) for block in blocks),
             tail_tokens=sum(self._tokens(text) for text in ending if text) + self._count(tail),
             movable=full and not earlier and begun is None and can_be_ranked(blocks),
             predecessor=before.request_id if before else None,
@@ -173,6 +177,7 @@ class Assembler:
             head=head,
             ending=ending,
             tail=tail,
+            ids=ids,
             annotation_tokens=self._tokens(annotation) if annotation else 0,
             kept=_kept(asked, links, earlier, placed.seen, read=turns is not None)
             if 0 < len(links) <= MAX_TURNS
@@ -184,11 +189,13 @@ class Assembler:
         by_id = {block.id: block for block in prepared.blocks}
         texts = body([by_id[block] for block in order], prepared.blocks)
         user = tuple(text for text in (*texts, *prepared.ending) if text)
-        tokens = self._tokenizer.tokens
-        middle = tokens([Piece(text) for text in user])
-        head = tokens(prepared.head) if prepared.head else self._tokenizer.start
+        prompt = array("I", () if prepared.head else self._tokenizer.start)
+        prompt += self._tokenizer.tokens(prepared.head)
+        for text in user:
+            prompt.extend(prepared.ids.get(text) or self._tokenizer.encode(text))
+        prompt += self._tokenizer.tokens(prepared.tail)
         annotation = texts[-1] if len(texts) > len(order) else ""
-        return Finished(head + middle + tokens(prepared.tail), user, order, annotation)
+        return Finished(prompt, user, order, annotation)
 
     def _lift(
         self, request: ChatRequest, tenant: Tenant, earlier: Sequence[Turn], begun: Turn | None

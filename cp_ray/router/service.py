@@ -165,7 +165,7 @@ class Service:
             finished = self.planning.assembler.finish(prepared, order)
             engine_request = EngineRequest(
                 prepared.plan.request_id,
-                finished.prompt,
+                finished.prompt.tobytes(),
                 request.sampling(self._output_tokens(request, len(finished.prompt))),
                 self.auth.view(tenant, request).cache_salt,
                 watch.sending(),

@@ -89,12 +89,12 @@ class PromptTokenizer(ABC):
         """Tokens of the pieces kept, with what each counts beside its own."""
         return self._cached
 
-    def tokens(self, pieces: Sequence[Piece]) -> tuple[int, ...]:
+    def tokens(self, pieces: Sequence[Piece]) -> array[int]:
         """Concatenated ids of pieces."""
         ids: array[int] = array("I")
         for piece in pieces:
             ids.extend(self.encode(piece.text, template=piece.template))
-        return tuple(ids)
+        return ids
 
     def cut(
         self, messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]] | None

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 
+from cp_ray.core.packed import TOKEN_BYTES
 from cp_ray.core.types import FirstToken, RequestId, Routed, Settled
 from cp_ray.core.warming import Offer
 from cp_ray.errors import CpRayError
@@ -35,14 +35,14 @@ class Warmer:
         self._planner = planner
         self._dispatcher = dispatcher
         self._new_id = new_id
-        self._prompts: OrderedDict[RequestId, tuple[array[int], str | None]] = OrderedDict()
+        self._prompts: OrderedDict[RequestId, tuple[bytes, str | None]] = OrderedDict()
         self._kept = 0
 
     def sent(self, request: EngineRequest) -> None:
         """Keep a client's prompt for a while; the oldest go."""
-        self._prompts[request.request_id] = (array("I", request.prompt), request.cache_salt)
+        self._prompts[request.request_id] = (request.prompt, request.cache_salt)
         self._kept += len(request.prompt)
-        while self._kept > KEPT_TOKENS:
+        while self._kept > KEPT_TOKENS * TOKEN_BYTES:
             self._kept -= len(self._prompts.popitem(last=False)[1][0])
 
     async def run(self) -> None:
@@ -66,14 +66,15 @@ class Warmer:
 
     async def _warm(self, offer: Offer) -> bool:
         kept = self._prompts.get(offer.request)
-        if kept is None or len(kept[0]) < offer.tokens:
+        end = offer.tokens * TOKEN_BYTES
+        if kept is None or len(kept[0]) < end:
             return False
         name = offer.request if offer.again else RequestId(self._new_id())
         step = await self._planner.warm(offer, name)
         if step is None:
             return False
         prompt, salt = kept
-        request = EngineRequest(name, tuple(prompt[: offer.tokens]), _ONE_TOKEN, salt, ahead=True)
+        request = EngineRequest(name, prompt[:end], _ONE_TOKEN, salt, ahead=True)
         cached = 0
         ok = False
         try:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from cp_ray.core.packed import unpacked
 from cp_ray.core.types import Eviction, ReplicaId, RequestId
 
 
@@ -28,7 +29,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EngineRequest(msgspec.Struct, frozen=True):
-    """One generation. The prompt is token ids: block borders were tokenized apart.
+    """One generation. prompt: packed token ids; block borders were tokenized apart.
 
     traceparent: of the span that waits for the first token, where requests are traced.
     estimated_ttft_s, estimated_prefill_s: the plan's; both 0 where there is none. ahead: no client
@@ -36,13 +37,18 @@ class EngineRequest(msgspec.Struct, frozen=True):
     """
 
     request_id: RequestId
-    prompt: tuple[int, ...]
+    prompt: bytes
     sampling: Sampling
     cache_salt: str | None = None
     traceparent: str | None = None
     estimated_ttft_s: float = 0.0
     estimated_prefill_s: float = 0.0
     ahead: bool = False
+
+    @property
+    def tokens(self) -> memoryview:
+        """The prompt's token ids."""
+        return unpacked(self.prompt)
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):

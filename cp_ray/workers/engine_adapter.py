@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from cp_ray.config import AppConfig
@@ -55,7 +55,7 @@ class EngineAdapter(ABC):
     def generate(self, request: EngineRequest) -> AsyncGenerator[Chunk, None]:
         """Stream the answer. `completion_tokens` counts from the start of the answer."""
 
-    def held_tokens(self, prompt: tuple[int, ...], salt: str | None = None) -> int:
+    def held_tokens(self, prompt: Sequence[int], salt: str | None = None) -> int:
         """Leading prompt tokens the engine should find cached, by the events heard so far."""
         residency = self._view.residency
         return residency.held_tokens(residency.path(prompt, salt))

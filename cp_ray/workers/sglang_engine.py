@@ -34,13 +34,14 @@ class SglangEngine(EngineAdapter):
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Chunk, None]:
         """Stream the answer. `completion_tokens` counts from the start of the answer."""
-        self._check(request.prompt)
+        tokens = request.tokens
+        self._check(tokens)
         residency = self._view.residency
-        path = residency.path(request.prompt, request.cache_salt)
+        path = residency.path(tokens, request.cache_salt)
         first = True
         try:
             outputs = await self._llm.async_generate(
-                input_ids=list(request.prompt),
+                input_ids=tokens.tolist(),
                 sampling_params=self._parameters(request),
                 rid=_engine_id(request.request_id),
                 cache_salt=request.cache_salt,
@@ -58,7 +59,7 @@ class SglangEngine(EngineAdapter):
                     yield Chunk(
                         output["text"],
                         meta["completion_tokens"],
-                        len(request.prompt),
+                        len(tokens),
                         cached,
                         finish,
                         found,
@@ -122,9 +123,9 @@ class SglangEngine(EngineAdapter):
         most = self._config.followed_requests
         return Residency(self._info.page_size, self._pages, most, copies=False)
 
-    def _check(self, prompt: tuple[int, ...]) -> None:
-        self._check_length(len(prompt))
-        if not prompt or min(prompt) < 0 or max(prompt) >= self._vocabulary:
+    def _check(self, tokens: memoryview) -> None:
+        self._check_length(len(tokens))
+        if not tokens or max(tokens) >= self._vocabulary:
             # SGLang does not look, and its scheduler dies of such a token.
             raise InvalidRequest(
                 f"SGLang refuses the request: token ids lie between 0 and {self._vocabulary - 1}"
@@ -132,7 +133,7 @@ class SglangEngine(EngineAdapter):
 
     def _parameters(self, request: EngineRequest) -> dict[str, Any]:
         sampling: Sampling = request.sampling
-        room = self._info.max_model_len - len(request.prompt)
+        room = self._info.max_model_len - len(request.tokens)
         return {
             "max_new_tokens": min(sampling.max_tokens, room),
             "temperature": sampling.temperature,

@@ -61,7 +61,7 @@ class SimulatedEngine:
         """Stream "[simulated] token token ..."; closing the iterator frees all it held."""
         await self.check_health()
         output = self._admissible(request)
-        prompt_tokens = len(request.prompt)
+        prompt_tokens = len(request.tokens)
         try:
             cached, finished_at = await self._run_prefill(request)
             texts, reason = simulated_answer(request.sampling, output)
@@ -111,7 +111,7 @@ class SimulatedEngine:
 
     def _admissible(self, request: EngineRequest) -> int:
         """Output tokens the request may have, or InvalidRequest when its prompt cannot fit."""
-        tokens = len(request.prompt)
+        tokens = len(request.tokens)
         if not tokens:
             raise InvalidRequest("the prompt is empty; send `messages` with text", param="messages")
         limit = min(self._info.max_model_len - 1, self._info.capacity_tokens)
@@ -137,7 +137,7 @@ class SimulatedEngine:
                 arrived = clock()
                 await self.check_health()
             self._report()
-            seconds = self._curve.seconds(cached, len(request.prompt) - cached)
+            seconds = self._curve.seconds(cached, len(request.tokens) - cached)
             # From where the last one ended: waking up late must not slow the engine down.
             self._busy_until = max(self._busy_until, arrived) + seconds
             try:

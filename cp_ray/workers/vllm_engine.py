@@ -25,14 +25,15 @@ class VllmEngine(EngineAdapter):
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Chunk, None]:
         """Stream the answer. `completion_tokens` counts from the start of the answer."""
-        self._check_length(len(request.prompt))
-        prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt)}
+        tokens = request.tokens
+        self._check_length(len(tokens))
+        prompt: dict[str, Any] = {"prompt_token_ids": tokens.tolist()}
         if request.cache_salt:
             prompt["cache_salt"] = request.cache_salt
         residency = self._view.residency
-        path = residency.path(request.prompt, request.cache_salt)
+        path = residency.path(tokens, request.cache_salt)
         residency.sent(request.request_id, path)
-        rest = list(request.prompt[len(path.keys) * residency.page_size :])
+        rest = tokens[len(path.keys) * residency.page_size :].tolist()
         completion = cached = 0
         try:
             parameters = _parameters(request.sampling)
@@ -49,7 +50,7 @@ class VllmEngine(EngineAdapter):
                     found = residency.held_when_scheduled(path, cached) if finish else None
                     if finish:
                         self._view.ended(request.request_id, rest, whole=finish != "abort")
-                    yield Chunk(answer.text, completion, len(request.prompt), cached, finish, found)
+                    yield Chunk(answer.text, completion, len(tokens), cached, finish, found)
         except Exception as error:
             raise _ours(error) from error
         finally:

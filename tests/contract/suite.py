@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from cp_ray.core.packed import packed
 from cp_ray.core.types import Eviction, RequestId
 from cp_ray.errors import InvalidRequest
 from cp_ray.workers.engine import Chunk, Engine, EngineFactory, EngineInfo, EngineRequest, Sampling
@@ -72,7 +73,7 @@ def request(
     name: RequestId | None = None,
 ) -> EngineRequest:
     sampling = Sampling(max_tokens=max_tokens, temperature=0, ignore_eos=True)
-    return EngineRequest(name or RequestId(f"q{next(_ids)}"), prompt, sampling, salt)
+    return EngineRequest(name or RequestId(f"q{next(_ids)}"), packed(prompt), sampling, salt)
 
 
 async def answer(subject: Subject, asked: EngineRequest) -> list[Chunk]:
@@ -155,7 +156,7 @@ async def check_evictions_reach_the_listener(subject: Subject) -> None:
     for _ in range(subject.pages // 4 + 2):
         await answer(subject, request(tokens(4 * subject.page)))
     await until(lambda: subject.ear.left.get(first.request_id) == 0, "the eviction of a request")
-    assert await cached(subject, first.prompt) == 0
+    assert await cached(subject, tuple(first.tokens)) == 0
 
 
 async def check_nothing_is_reported_lost_while_it_is_held(subject: Subject) -> None:
@@ -163,7 +164,7 @@ async def check_nothing_is_reported_lost_while_it_is_held(subject: Subject) -> N
     await answer(subject, kept)
     for _ in range(subject.pages // 2):
         await answer(subject, request(tokens(4 * subject.page)))
-        assert await cached(subject, kept.prompt) == 4 * subject.page
+        assert await cached(subject, tuple(kept.tokens)) == 4 * subject.page
     assert kept.request_id not in subject.ear.left
 
 

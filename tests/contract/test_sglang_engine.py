@@ -10,6 +10,7 @@ import random
 import pytest
 
 from cp_ray.config import AppConfig
+from cp_ray.core.packed import packed
 from cp_ray.core.types import RequestId
 from cp_ray.errors import ConfigError, InvalidRequest
 from cp_ray.workers.engine import EngineRequest, Sampling
@@ -137,7 +138,7 @@ def test_a_reset_in_the_middle_of_answers_lets_them_end(loop, subject):
 def test_an_abort_ends_no_request_whose_name_goes_on(loop, subject):
     async def run() -> None:
         sampling = Sampling(max_tokens=80, temperature=0, ignore_eos=True)
-        long = EngineRequest(RequestId("name-and-more"), suite.tokens(40), sampling)
+        long = EngineRequest(RequestId("name-and-more"), packed(suite.tokens(40)), sampling)
         other = asyncio.create_task(suite.answer(subject, long))
         short = subject.engine.generate(EngineRequest(RequestId("name"), long.prompt, sampling))
         await anext(short)
@@ -200,7 +201,7 @@ def test_a_lost_event_is_replayed_and_a_hole_resets_the_cache(loop, subject):
 def test_what_sglang_refuses_is_the_callers_fault(loop, subject, prompt, sampling):
     async def run() -> None:
         with pytest.raises(InvalidRequest, match="SGLang refuses"):
-            await suite.answer(subject, EngineRequest(RequestId("bad"), prompt, sampling))
+            await suite.answer(subject, EngineRequest(RequestId("bad"), packed(prompt), sampling))
         await subject.engine.check_health()
 
     loop.run(run())

@@ -11,6 +11,7 @@ import signal
 import pytest
 
 from cp_ray.config import AppConfig
+from cp_ray.core.packed import packed
 from cp_ray.core.types import RequestId
 from cp_ray.errors import ConfigError, EngineError, EngineGone, InvalidRequest
 from cp_ray.workers.engine import EngineRequest, Sampling
@@ -33,7 +34,7 @@ def test_contract(loop, subject, check):
 def test_what_vllm_refuses_is_the_callers_fault(loop, subject, prompt, sampling):
     async def run() -> None:
         with pytest.raises(InvalidRequest, match="vLLM refuses"):
-            await suite.answer(subject, EngineRequest(RequestId("bad"), prompt, sampling))
+            await suite.answer(subject, EngineRequest(RequestId("bad"), packed(prompt), sampling))
         await subject.engine.check_health()
 
     loop.run(run())

@@ -13,6 +13,7 @@ from collections import Counter, OrderedDict
 
 import msgspec
 
+from cp_ray.core.packed import packed
 from cp_ray.core.pages import token_pages
 from cp_ray.core.prefix_cache import PrefixCache
 from cp_ray.core.types import RequestId
@@ -119,7 +120,7 @@ def compare(requests: int, seed: int, page: int = 4, pages: int = 40) -> Counter
         prompt = sum(rng.sample(documents, rng.randint(1, 4)), ())
         if rng.random() < 0.3 and prompts:
             prompt = rng.choice(list(prompts.values()))
-        cached = model.admit(RequestId(name), token_pages(prompt, page))
+        cached = model.admit(RequestId(name), token_pages(packed(prompt), page))
         assert cached == real.admit(name, prompt), number
         seen["refused"] += cached is None
         if cached is not None:
@@ -144,7 +145,7 @@ def compare(requests: int, seed: int, page: int = 4, pages: int = 40) -> Counter
         for name in [name for name, tokens in left.items() if tokens][-20:]:
             found = real.lookup((*prompts[name], 0xFFFF))
             assert found >= left[name], (number, name)
-            assert found == model.lookup(token_pages((*prompts[name], 0xFFFF), page))
+            assert found == model.lookup(token_pages(packed((*prompts[name], 0xFFFF)), page))
         for name in [name for name, tokens in left.items() if not tokens]:
             del left[name]
     return seen

@@ -2,6 +2,7 @@
 
 import pytest
 
+from cp_ray.core.packed import packed
 from cp_ray.core.pages import Piece, token_pages
 from cp_ray.core.prefix_cache import PrefixCache, Sharing
 from cp_ray.core.types import Eviction, RequestId
@@ -21,10 +22,10 @@ def serve(cache: PrefixCache, request: RequestId, pieces: list[Piece]) -> int:
 
 def test_a_repeat_hits_all_but_the_page_of_the_last_token():
     cache = PrefixCache(None, 4)
-    prompt = token_pages(range(8), 4)
+    prompt = token_pages(packed(range(8)), 4)
     assert serve(cache, R[0], prompt) == 0
     assert serve(cache, R[1], prompt) == 4
-    assert serve(cache, R[2], token_pages(range(9), 4)) == 8
+    assert serve(cache, R[2], token_pages(packed(range(9)), 4)) == 8
     assert cache.lookup(prompt) == 4
 
 
@@ -39,9 +40,9 @@ def test_a_page_that_spans_a_border_matches_only_after_an_equal_prefix():
 
 def test_a_salt_keeps_equal_prompts_apart():
     cache = PrefixCache(None, 2)
-    serve(cache, R[0], token_pages((1, 2, 3), 2, "tenant"))
-    assert cache.lookup(token_pages((1, 2, 3), 2)) == 0
-    assert cache.lookup(token_pages((1, 2, 3), 2, "tenant")) == 2
+    serve(cache, R[0], token_pages(packed((1, 2, 3)), 2, "tenant"))
+    assert cache.lookup(token_pages(packed((1, 2, 3)), 2)) == 0
+    assert cache.lookup(token_pages(packed((1, 2, 3)), 2, "tenant")) == 2
 
 
 def test_the_least_recently_used_goes_first_and_from_its_tail():
@@ -100,14 +101,14 @@ def test_siblings_in_flight_share_as_the_engine_does(sharing: Sharing, second: i
 
 def test_a_whole_page_prompt_stored_twice_is_lost_with_its_last_copy():
     cache = PrefixCache(6, 2, duplicates=True)
-    prompt = token_pages(range(4), 2)
+    prompt = token_pages(packed(range(4)), 2)
     serve(cache, R[0], prompt)
     assert cache.used_tokens == 4
     assert serve(cache, R[1], prompt) == 2
     assert cache.used_tokens == 6
-    serve(cache, R[2], token_pages((9, 9), 2))
+    serve(cache, R[2], token_pages(packed((9, 9)), 2))
     assert cache.take_evictions() == []
-    serve(cache, R[3], token_pages((8, 8), 2))
+    serve(cache, R[3], token_pages(packed((8, 8)), 2))
     assert set(cache.take_evictions()) == {Eviction(R[0], 2), Eviction(R[1], 2)}
 
 

@@ -19,6 +19,7 @@ import msgspec
 from cp_ray.config import parse_settings
 from cp_ray.core.index import ContextIndex
 from cp_ray.core.kept import Batch, Kept, pack, recall
+from cp_ray.core.packed import packed
 from cp_ray.core.types import (
     BlockId,
     Dump,
@@ -97,7 +98,7 @@ _MESSAGES = (
     wire.encode([Settled(RequestId("a"), 3, ok=True)]),
     wire.encode([_plan("a")]),
     wire.encode(pack([_KEPT])),
-    wire.encode(EngineRequest(RequestId("e"), (1, 2, 3), Sampling(), "salt")),
+    wire.encode(EngineRequest(RequestId("e"), packed([1, 2, 3]), Sampling(), "salt")),
 )
 
 

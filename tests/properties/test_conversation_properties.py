@@ -1,6 +1,7 @@
 """A client that edits, branches, fails and loses records: every prompt stands on its own."""
 
 import asyncio
+from array import array
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ class Client(RuleBasedStateMachine):
         self.assembler = Assembler(WordTokenizer(), "m", limits)
         self.conversations = Conversations(self.store, 60, 1 << 20)
         self.history: list[list[dict[str, Any]]] = [[] for _ in USERS]
-        self.last: list[tuple[int, tuple[int, ...]] | None] = [None] * len(USERS)
+        self.last: list[tuple[int, array[int]] | None] = [None] * len(USERS)
         self.count = 0
 
     @initialize(system=st.sampled_from(["", "Be brief."]))

@@ -58,7 +58,7 @@ class Chat:
 
     @property
     def prompt(self) -> tuple[int, ...]:
-        return self.bench.dispatcher.sent[-1].prompt
+        return tuple(self.bench.dispatcher.sent[-1].tokens)
 
 
 def count(bench: Bench, prompt: tuple[int, ...], text: str) -> int:

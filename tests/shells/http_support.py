@@ -43,7 +43,7 @@ class TapeEngine:
         self._pages: set[tuple[str | None, tuple[int, ...]]] = set()
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
-        prompt = request.prompt
+        prompt = tuple(request.tokens)
         cached = 0
         salt = request.cache_salt
         while cached + PAGE < len(prompt) and (salt, prompt[: cached + PAGE]) in self._pages:

@@ -11,6 +11,7 @@ from ray.serve.config import AutoscalingContext
 from cp_ray.autoscaling import TtftPolicy, demand, replica_count
 from cp_ray.config import AppConfig, parse_settings
 from cp_ray.core.autoscale import Demand, Goal, needed
+from cp_ray.core.packed import packed
 from cp_ray.core.types import RequestId
 from cp_ray.errors import ConfigError
 from cp_ray.workers.asked import PLANNED, PREFILL, REQUESTS, TTFT, AskedRates
@@ -75,7 +76,7 @@ def test_a_replica_tells_rates_of_what_was_planned_since_it_was_last_asked() -> 
     asked = AskedRates(10.0)
 
     def request(**more: Any) -> EngineRequest:
-        return EngineRequest(RequestId("q"), (1,), Sampling(), **more)
+        return EngineRequest(RequestId("q"), packed([1]), Sampling(), **more)
 
     asked.count(request(estimated_ttft_s=3.0, estimated_prefill_s=1.0))
     asked.count(request(estimated_ttft_s=1.0, estimated_prefill_s=1.0))

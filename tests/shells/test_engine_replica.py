@@ -13,6 +13,7 @@ from ray import serve
 from ray.exceptions import RayTaskError
 
 from cp_ray.config import AppConfig
+from cp_ray.core.packed import packed
 from cp_ray.core.types import (
     Dump,
     DumpRequest,
@@ -55,7 +56,7 @@ def handle(serve_url, config):
 
 def ask(handle: Any, name: str, prompt: range, max_tokens: int = 2) -> Any:
     sampling = Sampling(max_tokens=max_tokens, ignore_eos=True)
-    request = EngineRequest(RequestId(name), tuple(prompt), sampling)
+    request = EngineRequest(RequestId(name), packed(prompt), sampling)
     return handle.options(stream=True).generate.remote(wire.encode(request), cp_plan={})
 
 

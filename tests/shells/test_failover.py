@@ -80,7 +80,9 @@ class Fleet:
             ).json()
             assert turn != kill_at or answer["cp_ray"]["replica"] != holder
             holder = answer["cp_ray"]["replica"]
-            told.append((self.bench.dispatcher.sent[-1].prompt, plan["messages"], answer["cp_ray"]))
+            told.append(
+                (tuple(self.bench.dispatcher.sent[-1].tokens), plan["messages"], answer["cp_ray"])
+            )
             messages.append(answer["choices"][0]["message"])
         return told
 

@@ -205,13 +205,13 @@ def test_a_prompt_that_fits_only_without_annotation_keeps_its_order(bench: Bench
     documents = [f"{i} " + "word " * 60 for i in range(12)]
     body = {**GOOD, "documents": documents, "max_tokens": 1}
     assert HTTP.post(bench.url + CHAT, json=body).status_code == 200
-    used = len(bench.dispatcher.sent[-1].prompt)
+    used = len(bench.dispatcher.sent[-1].tokens)
     info = bench.engine.info
     bench.service._info = type(info)("tape", "sim", 4, 1 << 20, used + 2, simulated=True)
     try:
         shifted = {**body, "documents": documents[::-1]}
         assert HTTP.post(bench.url + CHAT, json=shifted).status_code == 200
-        assert len(bench.dispatcher.sent[-1].prompt) == used
+        assert len(bench.dispatcher.sent[-1].tokens) == used
     finally:
         bench.service._info = info
 

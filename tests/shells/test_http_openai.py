@@ -61,7 +61,7 @@ def test_a_chat_completion_reads_as_openai_s(bench: Bench) -> None:
     assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 3
     assert answer.usage.prompt_tokens_details.cached_tokens == 0
-    assert answer.usage.prompt_tokens == len(bench.dispatcher.sent[0].prompt)
+    assert answer.usage.prompt_tokens == len(bench.dispatcher.sent[0].tokens)
 
 
 def test_repeated_documents_report_their_cached_tokens(bench: Bench) -> None:
@@ -118,7 +118,7 @@ def test_completions_place_the_blocks_before_the_prompt(bench: Bench) -> None:
     assert answer.object == "text_completion"
     assert answer.choices[0].text == "one two "
     tail = bench.tokenizer.encode("Question?")
-    assert bench.dispatcher.sent[0].prompt[-len(tail) :] == tuple(tail)
+    assert tuple(bench.dispatcher.sent[0].tokens)[-len(tail) :] == tuple(tail)
     stream = client(bench).completions.create(model="sim", prompt="Question?", stream=True)
     assert "".join(chunk.choices[0].text for chunk in stream) == "one two three"
 

@@ -1,5 +1,6 @@
 """Properties of the prompts that are sent, with the word tokenizer and with a real one."""
 
+from array import array
 from typing import Any
 
 import pytest
@@ -70,7 +71,7 @@ def test_every_prompt_of_a_conversation_holds_what_it_names(
     assembler = Assembler(tokenizer, "m")
     messages: list[dict[str, Any]] = [{"role": "system", "content": "s"}]
     record: tuple[Turn, ...] = ()
-    before: tuple[int, ...] = ()
+    before: array[int] = array("I")
     for number, (chosen, random, question) in enumerate(turns):
         messages.append({"role": "user", "content": question})
         documents = [POOL[i] for i in chosen]
@@ -114,7 +115,8 @@ def test_equal_blocks_give_equal_tokens_wherever_they_stand(tokenizer: PromptTok
         ids = tuple(tokenizer.encode(block.text))
         ahead = start + sum(prepared.plan.block_tokens[:position])
         behind = start + sum(prepared.plan.block_tokens[position + 1 :])
-        assert first[ahead : ahead + len(ids)] == ids == turned[behind : behind + len(ids)]
+        assert tuple(first[ahead : ahead + len(ids)]) == ids
+        assert tuple(turned[behind : behind + len(ids)]) == ids
 
 
 def test_what_a_client_writes_never_becomes_a_special_token(tokenizer: PromptTokenizer) -> None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from cp_ray.config import AppConfig
+from cp_ray.core.packed import packed
 from cp_ray.core.prefill_curve import PrefillCurve, Sample, fit
 from cp_ray.core.types import Eviction, RequestId
 from cp_ray.errors import ConfigError
@@ -73,7 +74,7 @@ def test_the_simulated_engine_takes_its_curves_time_and_says_so(tmp_path, monkey
         for name, prompt in (("a", range(1600)), ("b", range(2000))):
             began = time.monotonic()
             sampling = Sampling(max_tokens=1)
-            request = EngineRequest(RequestId(name), tuple(prompt), sampling)
+            request = EngineRequest(RequestId(name), packed(prompt), sampling)
             async for _ in engine.generate(request):
                 pass
             times.append(time.monotonic() - began)

@@ -8,6 +8,7 @@ from typing import TypeVar
 import pytest
 
 from cp_ray.config import AppConfig
+from cp_ray.core.packed import packed
 from cp_ray.core.types import Eviction, RequestId
 from cp_ray.errors import EngineError, EngineUnavailable, InvalidRequest
 from cp_ray.workers.engine import Chunk, EngineRequest, Sampling
@@ -36,7 +37,7 @@ def engine(**settings: int) -> tuple[SimulatedEngine, Listener]:
 
 def ask(request: str, prompt: range, max_tokens: int = 3, **sampling: object) -> EngineRequest:
     how = Sampling(max_tokens=max_tokens, **sampling)  # type: ignore[arg-type]
-    return EngineRequest(RequestId(request), tuple(prompt), how)
+    return EngineRequest(RequestId(request), packed(prompt), how)
 
 
 async def answer(running: SimulatedEngine, request: EngineRequest) -> list[Chunk]:
@@ -87,7 +88,7 @@ def test_a_repeat_is_cached_and_a_salt_keeps_it_apart():
         await made.start(listener)
         assert (await answer(made, ask("r0", range(10))))[0].cached_tokens == 0
         assert (await answer(made, ask("r1", range(10))))[0].cached_tokens == 8
-        salted = EngineRequest(RequestId("r2"), tuple(range(10)), Sampling(), cache_salt="other")
+        salted = EngineRequest(RequestId("r2"), packed(range(10)), Sampling(), cache_salt="other")
         assert (await answer(made, salted))[0].cached_tokens == 0
 
     run(steps())

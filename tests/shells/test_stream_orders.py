@@ -41,7 +41,7 @@ class Scripted(TapeEngine):
             text = f"w{place} " if kind in ("t", "E") else ""
             tokens += bool(text)
             end = "stop" if kind in "eE" else None
-            yield Chunk(text, tokens, len(request.prompt), 0, end)
+            yield Chunk(text, tokens, len(request.tokens), 0, end)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from cp_ray.config import AppConfig, parse_settings
+from cp_ray.core.packed import packed
 from cp_ray.core.types import PlanRequest, ReplicaId, RequestId, Step
 from cp_ray.doctor import check_traces
 from cp_ray.errors import ConfigError, EngineError
@@ -150,7 +151,7 @@ def test_without_the_setting_nothing_is_recorded_or_carried() -> None:
 
 def test_a_replica_tells_prefill_from_decode() -> None:
     recorded = Recorded()
-    request = EngineRequest(RequestId("q"), (1, 2, 3), Sampling(), None, CLIENT)
+    request = EngineRequest(RequestId("q"), packed([1, 2, 3]), Sampling(), None, CLIENT)
 
     async def chunks() -> AsyncGenerator[Chunk, None]:
         yield Chunk("a", 1, 3, 2)
@@ -170,7 +171,7 @@ def test_a_replica_tells_prefill_from_decode() -> None:
 
 def test_an_engine_that_fails_before_its_first_token_has_a_failed_prefill_and_no_decode() -> None:
     recorded = Recorded()
-    request = EngineRequest(RequestId("q"), (1, 2, 3), Sampling(), None, CLIENT)
+    request = EngineRequest(RequestId("q"), packed([1, 2, 3]), Sampling(), None, CLIENT)
 
     async def chunks() -> AsyncGenerator[Chunk, None]:
         for fault in [EngineError("amber")]:

@@ -9,6 +9,7 @@ import pytest
 
 from cp_ray.config import AppConfig
 from cp_ray.core.index import ContextIndex
+from cp_ray.core.packed import packed
 from cp_ray.core.types import (
     BlockId,
     Eviction,
@@ -87,7 +88,7 @@ class Fleet:
 def request(
     name: str, prompt: tuple[int, ...] = PROMPT, salt: str | None = "acme"
 ) -> EngineRequest:
-    return EngineRequest(RequestId(name), prompt, Sampling(max_tokens=64), salt)
+    return EngineRequest(RequestId(name), packed(prompt), Sampling(max_tokens=64), salt)
 
 
 def warmer(fleet: Fleet) -> Warmer:
@@ -105,7 +106,7 @@ def test_a_kept_prompts_beginning_is_prefilled_with_its_salt_and_one_token_of_an
         assert await mine.once() == 1
         assert await mine.once() == 0
         (sent,) = fleet.sent
-        assert sent.prompt == PROMPT[:320]
+        assert sent.prompt == packed(PROMPT[:320])
         assert (sent.cache_salt, sent.sampling.max_tokens) == ("acme", 1)
         assert fleet.engine.held() == {"w0": 320}
         assert fleet.heard[0] == Routed(RequestId("w0"), NEW.replica)
@@ -132,7 +133,7 @@ def test_a_conversation_is_prefilled_again_whole_and_under_its_own_name() -> Non
         fleet.warming.left(talks)
         assert await mine.once() == 1
         (sent,) = fleet.sent
-        assert (sent.request_id, sent.prompt, sent.cache_salt) == (name, PROMPT, "acme")
+        assert (sent.request_id, sent.prompt, sent.cache_salt) == (name, packed(PROMPT), "acme")
         assert fleet.engine.held() == {name: len(PROMPT)}
         fleet.index.check()
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cp_ray.core.packed import packed
 from cp_ray.core.types import (
     BlockId,
     Dump,
@@ -63,11 +64,11 @@ MESSAGES: list[tuple[Any, Any, Any]] = [
     ),
     (Chunk("hi", 1, 9, 4, "stop"), Chunk, ["hi", 1, 9, 4, "stop", None]),
     (
-        EngineRequest(Q, (1, 2, 3), Sampling(max_tokens=5)),
+        EngineRequest(Q, packed([1, 2, 3]), Sampling(max_tokens=5)),
         EngineRequest,
         {
             "request_id": "q1",
-            "prompt": [1, 2, 3],
+            "prompt": packed([1, 2, 3]),
             "sampling": {"max_tokens": 5},
             "cache_salt": None,
             "traceparent": None,

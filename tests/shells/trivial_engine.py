@@ -15,6 +15,7 @@ import ray
 from ray import cloudpickle, serve
 from ray.serve.config import RequestRouterConfig
 
+from cp_ray.core.packed import packed
 from cp_ray.core.types import ReplicaId, RequestId, Step
 from cp_ray.errors import EngineGone, InvalidRequest
 from cp_ray.router.dispatch import Dispatcher
@@ -41,7 +42,7 @@ class TrivialEngine:
         self, payload: bytes, cp_plan: dict[str, Any] | None = None
     ) -> AsyncIterator[bytes]:
         request = wire.decode(payload, EngineRequest)
-        how = request.prompt[0]
+        how = request.tokens[0]
         if how == REFUSE:
             raise InvalidRequest("too long", param="messages", code="too_long", status=422)
         if how == BUG:
@@ -80,7 +81,7 @@ class Parent:
 
 
 def request(how: int = NORMAL, name: str = "r") -> EngineRequest:
-    return EngineRequest(RequestId(name), (how, 1, 2), Sampling())
+    return EngineRequest(RequestId(name), packed([how, 1, 2]), Sampling())
 
 
 def step(replica: str | None, branch: str = "b/0") -> Step:

@@ -51,11 +51,13 @@ class Service:
         places: int | None = None,
         ingresses: int | None = None,
         quotas: Quotas | None = None,
+        finishes: bool = True,
     ) -> None:
         """sent: is told every request that was planned, before it goes out.
 
         places: requests without a first token at a time; default: all that the engine replicas
         have. ingresses: that take scores; default: as configured. quotas: other than theirs.
+        finishes: whether prompts are finished here, so that texts are tokenized anyway.
         """
         self.config = config
         self.auth = Authenticator(config)
@@ -71,6 +73,7 @@ class Service:
             new_id=new_id,
             context_length=self._context_length,
             ingresses=ingresses,
+            finishes=finishes,
         )
         self.clock = clock
         self.observer = observer or Observer()

@@ -69,7 +69,7 @@ class Plane:
 @contextlib.contextmanager
 def plane(**settings: Any) -> Iterator[Plane]:
     settings = {"data_plane": "direct", **settings}
-    router = Bench(**settings)
+    router = Bench(finishes=False, **settings)
     replica = Bench(planner=router.planner, store=router.store, **settings)
 
     async def choose(plan: Given | None) -> str:

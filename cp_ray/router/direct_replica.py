@@ -54,7 +54,7 @@ class DirectReplica(EngineReplica):
             await parts.close()
 
     def _arrived(self, request: EngineRequest) -> None:
-        """Its plan was not lost on the way."""
+        """A plan of our own; those that come with requests have been told of by then."""
         self._parts.index.feedback(Arrived(request.request_id))
 
     async def _fetch_info(self) -> EngineInfo:

@@ -1,7 +1,7 @@
 """Plans that come with requests: whoever follows one takes it; the others are taken back.
 
-Whatever becomes of a request (refused, of another route, its client gone), the index must not
-wait for what it planned.
+The index is told that a plan has arrived (`core/arrivals.py`). Whatever becomes of its request then
+(refused, of another route, its client gone), the index must not wait for what it planned.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cp_ray.core.types import Settled
+from cp_ray.core.types import Arrived, Settled
 from cp_ray.router.handed import HEADER, Counted, Given, Handed, Refused, Seal
 from cp_ray.router.ports import Planner
 
@@ -44,7 +44,10 @@ class TakesBack:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        taken = scope[_KEY] = Taken(self._seal.read(Headers(scope=scope).get(HEADER)))
+        given = self._seal.read(Headers(scope=scope).get(HEADER))
+        taken = scope[_KEY] = Taken(given)
+        if isinstance(given, Handed):
+            self._planner.feedback(Arrived(given.request_id))  # now: it may have to wait here
         try:
             await self._app(scope, receive, send)
         finally:

@@ -14,7 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cp_ray.config import AppConfig
-from cp_ray.core.types import BlockId, HeadId, PlanRequest, ReplicaId, RequestId, Settled, Step
+from cp_ray.core.types import (
+    Arrived,
+    BlockId,
+    HeadId,
+    PlanRequest,
+    ReplicaId,
+    RequestId,
+    Routed,
+    Settled,
+    Step,
+)
 from cp_ray.errors import ConfigError
 from cp_ray.router.direct import CUT, route_api
 from cp_ray.router.direct_settings import DIRECT_SETTINGS, check_direct
@@ -193,6 +203,15 @@ def test_what_is_not_followed_is_taken_back(
     assert isinstance(heard[-1], Settled)
     assert len([e for e in heard if isinstance(e, Settled)]) == 1, "once"
     assert heard[-1].ok == (status == 200 and path.endswith("completions"))
+
+
+def test_a_plan_is_known_to_have_arrived_before_its_request_waits_for_anything() -> None:
+    with plane(max_ongoing_requests=1) as made, ThreadPoolExecutor(2) as pool:
+        made.replica.engine.delay_s = 1.0
+        answers = list(pool.map(lambda n: made.ask(BODY | {"documents": [f"{n}"]}), range(2)))
+        assert {answer.status_code for answer in answers} == {200}
+        heard = [type(event) for event in made.replica.planner.heard]
+        assert heard[:3] == [Arrived, Arrived, Routed], "before the first one's first token"
 
 
 def test_a_body_too_large_for_the_replica_leaves_nothing_planned() -> None:

@@ -7,13 +7,14 @@ of which no replica tells is taken back, long before its lease: one prefill is f
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Final, final
 
 from cp_ray.core.types import RequestId
 from cp_ray.errors import InvariantError
 
 PATIENCE_S: Final = 10.0
-"""HAProxy gives up on a Router after five seconds, and on a connection sooner."""
+"""HAProxy waits five seconds for a Router, and as long to connect. What comes later is served."""
 
 
 @final
@@ -21,7 +22,7 @@ class Arrivals:
     """Owner of the plans on their way. Times: seconds, any origin, not decreasing."""
 
     def __init__(self) -> None:
-        self._planned: dict[RequestId, float] = {}
+        self._planned: OrderedDict[RequestId, float] = OrderedDict()
 
     def planned(self, request: RequestId, now: float) -> None:
         """It goes out with its plan."""

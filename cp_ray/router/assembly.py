@@ -18,11 +18,11 @@ import msgspec
 from cp_ray.core.chunk_dedup import ChunkDedup
 from cp_ray.core.prompt import Block, body, ranking_of, unclear
 from cp_ray.core.types import BlockId, Context, HeadId, PlanRequest, RequestId
+from cp_ray.errors import InvalidRequest
 from cp_ray.router.api import ChatRequest, CompletionRequest, Message
 from cp_ray.router.auth import Tenant
 from cp_ray.router.conversation import MAX_TURNS, Turn
-from cp_ray.router.first_sight import FirstSight
-from cp_ray.router.history import chain, check_shown, digest, last_user
+from cp_ray.router.history import chain, digest, last_user
 from cp_ray.router.lifting import lift
 from cp_ray.router.placing import Origin, Standing, ending_of, place
 from cp_ray.router.tokenizer import Piece, PromptTokenizer, with_arguments
@@ -107,20 +107,11 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class Assembler:
-    """Prepares and finishes the requests of one model.
-
-    sizes: how long texts are, where prompts are finished elsewhere.
-    """
+    """Prepares and finishes the requests of one model."""
 
     def __init__(
-        self,
-        tokenizer: PromptTokenizer,
-        model: str,
-        limits: Limits | None = None,
-        sizes: FirstSight | None = None,
+        self, tokenizer: PromptTokenizer, model: str, limits: Limits | None = None
     ) -> None:
-        self._finishes = sizes is None
-        self._count = (sizes or tokenizer).count
         self._tokenizer = tokenizer
         self._model = model
         self._limits = limits or Limits()
@@ -156,27 +147,22 @@ class Assembler:
             head, question, tail = self._cut_chat(request, earlier)
         else:
             head, question, tail = (), request.prompt, ()
-        full, exact = reuse == "full", self._finishes
+        full = reuse == "full"
         # Behind earlier turns a head is this conversation's alone: shortening costs no sharing.
         shorten = full and earlier and self._limits.partial_overlap_tokens
-        partial = (
-            ChunkDedup(self._tokenizer.count, self._limits.partial_overlap_tokens)
-            if shorten
-            else None
-        )
+        partial = ChunkDedup(self._tokens, self._limits.partial_overlap_tokens) if shorten else None
         placed = place(request.documents, tenant, earlier, begun, partial, refer=full)
         blocks = placed.blocks
         ending = ending_of(begun, blocks) if begun else (question,)
         before = begun or (earlier[-1] if earlier else None)
-        texts = [block.text for block in blocks]
-        ids = {text: self._tokenizer.encode(text) for text in texts if exact}
+        ids = {block.text: self._tokenizer.encode(block.text) for block in blocks}
         plan = PlanRequest(
             request_id=request_id,
             head=self._head_id(head, tenant),
-            head_tokens=self._length(head) + (0 if head else len(self._tokenizer.start)),
+            head_tokens=self._count(head) + (0 if head else len(self._tokenizer.start)),
             context=tuple(block.id for block in blocks),
-            block_tokens=tuple(len(ids[t]) if exact else self._count(t) for t in texts),
-            tail_tokens=sum(self._count(text) for text in ending if text) + self._length(tail),
+            block_tokens=tuple(len(ids[block.text]) for block in blocks),
+            tail_tokens=sum(self._tokens(text) for text in ending if text) + self._count(tail),
             movable=full and not earlier and begun is None and can_be_ranked(blocks),
             predecessor=before.request_id if before else None,
         )
@@ -192,7 +178,7 @@ class Assembler:
             ending=ending,
             tail=tail,
             ids=ids,
-            annotation_tokens=self._count(annotation) if annotation else 0,
+            annotation_tokens=self._tokens(annotation) if annotation else 0,
             kept=_kept(asked, links, earlier, placed.seen, read=turns is not None)
             if 0 < len(links) <= MAX_TURNS
             else None,
@@ -214,10 +200,10 @@ class Assembler:
     def _lift(
         self, request: ChatRequest, tenant: Tenant, earlier: Sequence[Turn], begun: Turn | None
     ) -> ChatRequest:
-        asked, limits = request.lift_documents, self._limits
-        if not (limits.lift if asked is None else asked):
+        asked = request.lift_documents
+        if not (self._limits.lift if asked is None else asked):
             return request
-        standing = Standing(tenant, earlier, begun)
+        standing, limits = Standing(tenant, earlier, begun), self._limits
         return lift(
             request,
             standing.holds,
@@ -238,7 +224,7 @@ class Assembler:
             turn = next(recorded, None) if message.role == "user" and index < last else None
             contents[index] = turn.pieces if turn else (message.content,)
         cut = self._tokenizer.cut(messages, request.offered_tools)
-        check_shown(cut, request.messages)
+        _check_shown(cut, request.messages)
         sides: tuple[list[Piece], list[Piece]] = ([], [])
         passed = 0
         for part in cut:
@@ -256,6 +242,7 @@ class Assembler:
         content = message.content
         if message.role == "user" and not content:
             content = " "  # an empty content leaves no mark, and its blocks would have no place
+        shown: dict[str, Any] = {"role": role, "content": content}
         extra: dict[str, Any] = {}
         if message.tool_calls:
             extra["tool_calls"] = [with_arguments(call) for call in message.tool_calls]
@@ -265,14 +252,17 @@ class Assembler:
             self._tokenizer.refuse_special(
                 json.dumps(extra, ensure_ascii=False), f"messages.{index}"
             )
-        return {"role": role, "content": content, **extra}
+        return {**shown, **extra}
 
     def _head_id(self, head: Sequence[Piece], tenant: Tenant) -> HeadId:
         texts = [text for piece in head for text in ("t" if piece.template else "u", piece.text)]
         return HeadId(digest(self._model, tenant.cache_salt or "", *texts))
 
-    def _length(self, pieces: Sequence[Piece]) -> int:
-        return sum(self._count(piece.text, template=piece.template) for piece in pieces)
+    def _tokens(self, text: str) -> int:
+        return len(self._tokenizer.encode(text))
+
+    def _count(self, pieces: Sequence[Piece]) -> int:
+        return sum(len(self._tokenizer.encode(p.text, template=p.template)) for p in pieces)
 
 
 def can_be_ranked(blocks: Sequence[Block]) -> bool:
@@ -293,3 +283,14 @@ def _kept(
     users = [message.content for message in messages if message.role == "user"]
     plain = list(zip(links, users, strict=True))[len(earlier) : -1] if read else []
     return Kept(links[-1], seen, tuple(plain), sum(turn.size for turn in earlier))
+
+
+def _check_shown(cut: Sequence[str | int], messages: Sequence[Message]) -> None:
+    """A template that drops or repeats a user message would lose or repeat its blocks."""
+    for index, message in enumerate(messages):
+        if message.role == "user" and cut.count(index) != 1:
+            raise InvalidRequest(
+                f"messages.{index}: the chat template of this model shows this message "
+                f"{cut.count(index)} times: send fewer messages, or use /v1/completions",
+                param=f"messages.{index}",
+            )

@@ -66,7 +66,7 @@ class DirectRouter:
         config = AppConfig.model_validate_json(config_json)
         self._parts = await Parts.gather(config)
         self._trimming = asyncio.create_task(keep_trimmed())
-        self._service = self._parts.service("router", _Nowhere(), info_of(engine), finishes=False)
+        self._service = self._parts.service("router", _Nowhere(), info_of(engine))
         self._replicas = Replicas(engine)
         self._seal = Seal(config_json)
 

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from cp_ray.config import AppConfig
-from cp_ray.core.types import Arrived, Step
+from cp_ray.core.types import Step
 from cp_ray.errors import CpRayError, EngineError
 from cp_ray.router.handed import Seal
 from cp_ray.router.parts import Parts
@@ -36,7 +36,6 @@ class DirectReplica(EngineReplica):
             places=config.max_ongoing_requests,
             ingresses=config.most_replicas,
             quotas=Quotas(config, ingresses=1),  # a tenant's requests are on few of the replicas
-            sent=self._arrived,
         )
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
@@ -52,10 +51,6 @@ class DirectReplica(EngineReplica):
         await super().__del__()
         if (parts := getattr(self, "_parts", None)) is not None:
             await parts.close()
-
-    def _arrived(self, request: EngineRequest) -> None:
-        """A plan of our own; those that come with requests have been told of by then."""
-        self._parts.index.feedback(Arrived(request.request_id))
 
     async def _fetch_info(self) -> EngineInfo:
         return self._info

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 
-from cp_ray.errors import InvalidRequest
 from cp_ray.router.api import ChatRequest, Message
 
 
@@ -44,14 +42,3 @@ def _rest(message: Message) -> str:
     if not (message.tool_calls or message.tool_call_id or message.name):
         return ""
     return json.dumps([message.tool_calls, message.tool_call_id, message.name], sort_keys=True)
-
-
-def check_shown(cut: Sequence[str | int], messages: Sequence[Message]) -> None:
-    """A template that drops or repeats a user message would lose or repeat its blocks."""
-    for index, message in enumerate(messages):
-        if message.role == "user" and cut.count(index) != 1:
-            raise InvalidRequest(
-                f"messages.{index}: the chat template of this model shows this message "
-                f"{cut.count(index)} times: send fewer messages, or use /v1/completions",
-                param=f"messages.{index}",
-            )

@@ -16,7 +16,6 @@ from cp_ray.router.api import ChatRequest
 from cp_ray.router.assembly import Assembler, Limits, Prepared, Request, Reuse
 from cp_ray.router.auth import Authenticator, Tenant
 from cp_ray.router.conversation import Conversations, Turn
-from cp_ray.router.first_sight import FirstSight
 from cp_ray.router.guardrails import Guardrails
 from cp_ray.router.handed import Handed
 from cp_ray.router.identity import identified
@@ -35,7 +34,7 @@ class Planning:
     """Owner of the scheduling window and of what a prompt is made from.
 
     new_id: a name for each request. context_length: of the model; None where it is unknown.
-    ingresses, finishes: as `Service` has them.
+    ingresses: as `Service` has it.
     """
 
     def __init__(
@@ -50,11 +49,8 @@ class Planning:
         new_id: Callable[[], str],
         context_length: Callable[[], Awaitable[int | None]],
         ingresses: int | None = None,
-        finishes: bool = True,
     ) -> None:
-        first_sight = None if finishes else FirstSight(tokenizer)
-        model, limits = config.public_model_name, _limits(config)
-        self.assembler = Assembler(tokenizer, model, limits, first_sight)
+        self.assembler = Assembler(tokenizer, config.public_model_name, _limits(config))
         self.conversations = Conversations(
             store, config.conversation_ttl_s, config.conversation_max_bytes
         )

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from cp_ray.config import AppConfig
+from cp_ray.core.types import Arrived
 from cp_ray.errors import CpRayError, EngineUnavailable, InvalidRequest
 from cp_ray.router.admission import Admission
 from cp_ray.router.assembly import Finished, Prepared, Request, Reuse
@@ -51,13 +52,11 @@ class Service:
         places: int | None = None,
         ingresses: int | None = None,
         quotas: Quotas | None = None,
-        finishes: bool = True,
     ) -> None:
         """sent: is told every request that was planned, before it goes out.
 
         places: requests without a first token at a time; default: all that the engine replicas
         have. ingresses: that take scores; default: as configured. quotas: other than theirs.
-        finishes: whether prompts are finished here, so that texts are tokenized anyway.
         """
         self.config = config
         self.auth = Authenticator(config)
@@ -73,7 +72,6 @@ class Service:
             new_id=new_id,
             context_length=self._context_length,
             ingresses=ingresses,
-            finishes=finishes,
         )
         self.clock = clock
         self.observer = observer or Observer()
@@ -162,6 +160,8 @@ class Service:
             else:
                 asking = watch.planning
                 prepared, step = await self.planning.plan(request, tenant, reuse, asking)
+                if step is not None and self.config.data_plane == "direct":
+                    self.planner.feedback(Arrived(step.request_id))  # planned where it is served
             watch.planned(prepared.plan, step, len(prepared.repeated))
             # No await until the request is on its way: the window's order must hold.
             order = step.context if step is not None else prepared.plan.context

@@ -84,10 +84,6 @@ class PromptTokenizer(ABC):
                 self._cached -= len(self._cache.popitem(last=False)[1]) + PIECE_TOKENS
         return ids
 
-    def count(self, text: str, *, template: bool = False) -> int:
-        """Tokens of one piece."""
-        return len(self.encode(text, template=template))
-
     @property
     def cached_tokens(self) -> int:
         """Tokens of the pieces kept, with what each counts beside its own."""

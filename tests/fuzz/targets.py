@@ -21,6 +21,7 @@ from cp_ray.core.index import ContextIndex
 from cp_ray.core.kept import Batch, Kept, pack, recall
 from cp_ray.core.packed import packed
 from cp_ray.core.types import (
+    Arrived,
     BlockId,
     Dump,
     DumpRequest,
@@ -95,7 +96,7 @@ _MESSAGES = (
     wire.encode(_REPORT),
     wire.encode(_DUMP),
     wire.encode(DumpRequest(R, rebuild=True)),
-    wire.encode([Settled(RequestId("a"), 3, ok=True)]),
+    wire.encode([Settled(RequestId("a"), 3, ok=True), Arrived(RequestId("a"))]),
     wire.encode([_plan("a")]),
     wire.encode(pack([_KEPT])),
     wire.encode(EngineRequest(RequestId("e"), packed([1, 2, 3]), Sampling(), "salt")),

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
+from cp_ray.core.packed import packed
 from cp_ray.core.types import ReplicaId
 from cp_ray.workers.engine import Chunk, EngineRequest
 from tests.shells.http_support import HTTP, PAGE, Bench, TapeEngine, running
@@ -16,7 +17,7 @@ class OtherTemplate(TapeEngine):
     """Applies a template of its own: no two prompts begin alike."""
 
     async def generate(self, request: EngineRequest) -> AsyncIterator[Chunk]:
-        changed = (hash(request.request_id) & 0xFFFF, *request.prompt)
+        changed = packed([hash(request.request_id) & 0xFFFF, *request.tokens])
         async for chunk in super().generate(msgspec.structs.replace(request, prompt=changed)):
             yield chunk
 

@@ -139,7 +139,6 @@ class Bench:
         tokenizer: PromptTokenizer | None = None,
         planner: LocalPlanner | None = None,
         engines: dict[ReplicaId, Any] | None = None,
-        finishes: bool = True,
         **settings: Any,
     ) -> None:
         self.config = AppConfig.model_validate(
@@ -157,7 +156,6 @@ class Bench:
             dispatcher=self.dispatcher,
             store=self.store,
             fetch_info=self._info,
-            finishes=finishes,
         )
         self.url = ""
 

@@ -79,7 +79,7 @@ class Plane:
 @contextlib.contextmanager
 def plane(**settings: Any) -> Iterator[Plane]:
     settings = {"data_plane": "direct", **settings}
-    router = Bench(finishes=False, **settings)
+    router = Bench(**settings)
     replica = Bench(planner=router.planner, store=router.store, **settings)
 
     async def choose(plan: Given | None) -> str:
@@ -212,6 +212,14 @@ def test_a_plan_is_known_to_have_arrived_before_its_request_waits_for_anything()
         assert {answer.status_code for answer in answers} == {200}
         heard = [type(event) for event in made.replica.planner.heard]
         assert heard[:3] == [Arrived, Arrived, Routed], "before the first one's first token"
+
+
+def test_a_plan_that_a_replica_makes_itself_is_nowhere_else(direct: Plane) -> None:
+    before = len(direct.replica.planner.heard)
+    answer = HTTP.post(f"{direct.answering}/v1/chat/completions", json=BODY)
+    assert answer.status_code == 200
+    kinds = [type(event) for event in direct.replica.planner.heard[before:]]
+    assert kinds[:2] == [Arrived, Routed]
 
 
 def test_a_body_too_large_for_the_replica_leaves_nothing_planned() -> None:

@@ -110,7 +110,8 @@ class IndexClient:
         if not self._up:
             return []
         try:
-            answer = await asyncio.wait_for(self._actor.warm_offers.remote(), PROBE_TIMEOUT_S)
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                answer = await self._actor.warm_offers.remote()
         except (RayError, TimeoutError):  # the next plan or probe finds out what is wrong
             return []
         return wire.decode(answer, list[Offer])
@@ -118,9 +119,8 @@ class IndexClient:
     async def warm(self, offer: Offer, name: RequestId) -> Step | None:
         """The plan for an offer, to be sent under this name; None when it is too late."""
         try:
-            answer = await asyncio.wait_for(
-                self._actor.warm.remote(wire.encode(offer), name), PROBE_TIMEOUT_S
-            )
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                answer = await self._actor.warm.remote(wire.encode(offer), name)
         except (RayError, TimeoutError):
             self.feedback(Settled(name, 0, ok=False))  # it may be planned all the same
             return None
@@ -131,9 +131,8 @@ class IndexClient:
         if not self._up:
             return None
         try:
-            state: dict[str, Any] = await asyncio.wait_for(
-                self._actor.state.remote(), PROBE_TIMEOUT_S
-            )
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                state: dict[str, Any] = await self._actor.state.remote()
         except (RayError, TimeoutError):
             return None
         return state

@@ -47,7 +47,8 @@ class Teller:
             return None
         try:
             call = getattr(actor, method).remote(argument)
-            return await asyncio.wait_for(call, SHOW_TIMEOUT_S)
+            async with asyncio.timeout(SHOW_TIMEOUT_S):
+                return await call
         except (RayError, TimeoutError):
             return None
 

@@ -49,8 +49,7 @@ class PrefixCache:
         self._root = Node(None, None, 0)
         # Ordered: a plain dict finds its first key by passing over all that were deleted before it.
         self._idle: OrderedDict[Run, None] = OrderedDict()
-        self._idle_pages = 0
-        self._used = 0
+        self._idle_pages = self._used = 0
         self._running: dict[RequestId, Running] = {}
         self._left: OrderedDict[RequestId, int] = OrderedDict()
         self._node_of: dict[RequestId, Node] = {}
@@ -229,8 +228,7 @@ class PrefixCache:
             missing -= gone
             self._used -= gone
             self._idle_pages -= gone
-            run.held -= gone
-            run.solid = run.held
+            run.solid = run.held = run.held - gone
             if not run.held:
                 del self._idle[run]
                 run.node.drop(run)

@@ -26,15 +26,13 @@ from tqdm import tqdm
 
 from benchmarks.fleet_grid import (
     FIRST,
-    SATURATED,
+    OVERLOADS,
     SEEDS,
     GridCell,
     Part,
     cells,
     fleet_of,
     row_key,
-    saturating,
-    searched,
 )
 from benchmarks.fleet_summary import ablations, summary
 from benchmarks.fleet_verdicts import verdicts
@@ -63,9 +61,9 @@ def play_cell(cell: GridCell, saturation_rps: float) -> FleetRow:
     return play_row(workload_of(cell.part), played, cell.load, saturation_rps)
 
 
-def saturation_of(part: Part, policy: str) -> float:
+def saturation_of(part: Part) -> float:
     """In whatever process; some twenty cells' work."""
-    return saturation(workload_of(part), part.hardware, policy)
+    return saturation(workload_of(part), part.hardware)
 
 
 class Results:
@@ -123,17 +121,6 @@ def run(results: Results, wanted: Iterable[GridCell], most: int | None, jobs: in
     return len(todo)
 
 
-def search(results: Results, parts: Iterable[Part], jobs: int) -> None:
-    """What the policies of `SATURATED` can serve, where it is not known yet."""
-    known = results.saturations()
-    wanted = [(part, policy) for part in parts for policy in SATURATED]
-    todo = [(part, policy) for part, policy in wanted if searched(part, policy) not in known]
-    with ProcessPoolExecutor(jobs) as pool:
-        work = (((part, policy), pool.submit(saturation_of, part, policy)) for part, policy in todo)
-        for (part, policy), rate in tqdm(_ahead(work, jobs), "saturation", len(todo), delay=1):
-            results.keep(searched(part, policy), rate.result())
-
-
 def _submitted(
     results: Results, todo: Iterable[GridCell], pool: ProcessPoolExecutor
 ) -> Iterator[tuple[GridCell, Future[FleetRow]]]:
@@ -142,7 +129,7 @@ def _submitted(
     for cell in todo:
         part = cell.part
         if part.name not in rates:
-            rates[part.name] = pool.submit(saturation_of, part, "least_loaded").result()
+            rates[part.name] = pool.submit(saturation_of, part).result()
             results.keep(part.name, rates[part.name])
         yield cell, pool.submit(play_cell, cell, rates[part.name])
 
@@ -166,11 +153,15 @@ def report(results: Results, folder: Path) -> None:
     rows = sorted(results.rows(), key=lambda row: (*fleet_of(row), row.load))
     (folder / "tables.md").write_text(table(rows) + "\n")
     (folder / "summary.md").write_text(f"{summary(rows)}\n\n{ablations(rows)}\n")
-    judged = verdicts(rows, results.saturations())
+    judged = verdicts(rows)
     (folder / "verdicts.md").write_text(judged + "\n")
     print(judged)
     for fleet, members in itertools.groupby(rows, key=fleet_of):
-        shown = [row for row in members if row.policy in FIRST or row.order == "paper"]
+        shown = [
+            row
+            for row in members
+            if row.load not in OVERLOADS and (row.policy in FIRST or row.order == "paper")
+        ]
         trace, replicas, tokens, model = fleet
         plot(shown, folder / f"{trace}-{replicas}x{tokens // 1000}k-{model}.png")
 
@@ -197,8 +188,6 @@ def main() -> None:
         ours = {"ours": True, "rivals": False}.get(args.arms)
         wanted = [cell for cell in grid if ours in (None, cell.policy.startswith("cp_ray"))]
         print(run(results, wanted, args.cells, args.jobs), "cells played")
-        if args.cells is None:
-            search(results, saturating(args.only), args.jobs)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,10 @@ FIRST = ("cp_ray", "least_loaded", "est_ttft", "lmetric")
 ABLATE = ("order", "schedule", "joint", "replication")
 """`leaders` has no arm: engines that share pages as they are allocated need none (ADR 0005)."""
 SATURATED = ("cp_ray", "round_robin")
-"""Of these the saturation is looked for, too, where `saturating` says so."""
+OVERLOADS = (2.5, 3.0, 4.0)
+"""More than anybody serves: what is served meanwhile is the throughput at saturation. Played by
+`SATURATED` where `saturating` says so. The rate up to which a queue stays bounded would not do: one
+that is longest while the caches are cold never seems to grow (`replay/fleet/saturation.py`)."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -170,11 +173,6 @@ def saturating(only: str = "") -> list[Part]:
     return [part for part in PARTS if part.trace == "multihoprag" and only in part.name]
 
 
-def searched(part: Part, policy: str) -> str:
-    """Key of a policy's saturation; that of least_loaded is the part's own."""
-    return f"{part.name}, {policy}"
-
-
 def cells(
     only: str = "", seeds: int = len(SEEDS), strong_alone: bool = False
 ) -> Iterator[GridCell]:
@@ -185,6 +183,8 @@ def cells(
             for part in parts:
                 for arm in arms(part, strong):
                     yield from (at(part, load, seed, arm) for load in loads_of(part, loads))
+    for part, seed in product(saturating(only), SEEDS[:seeds]):
+        yield from (at(part, load, seed, arm) for load in OVERLOADS for arm in SATURATED)
 
 
 def loads_of(part: Part, loads: tuple[float, ...]) -> tuple[float, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from benchmarks.fleet_grid import OVERLOADS
 from benchmarks.fleet_verdicts import Place, places
 from cp_ray.replay.fleet.bench import FleetRow
 from cp_ray.replay.fleet.report import Group
@@ -36,7 +37,7 @@ def summary(rows: Sequence[FleetRow]) -> str:
 
 def ablations(rows: Sequence[FleetRow]) -> str:
     """Markdown: mean TTFT of cp_ray without each part, over that of the whole, by load."""
-    loads = sorted({row.load for row in rows})
+    loads = sorted({row.load for row in rows if row.load not in OVERLOADS})
     arms = sorted({row.policy for row in rows if row.policy.startswith("cp_ray-")})
     found = {(place.name, arm): place for place in places(rows) for arm in arms}
     lines = [

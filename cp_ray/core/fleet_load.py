@@ -103,6 +103,7 @@ class FleetLoad:
                     waiting=waiting,
                     late_s=late_s,
                     step_tokens=info.step_tokens,
+                    new=new,
                 )
             )
         return offers

@@ -132,7 +132,9 @@ class ContextIndex:
         infos = self.replicas.usable_infos if laid.replica is None else [live[laid.replica]]
         held = self.reuse.held(wanted, infos)
         options = self.load.options(infos, [one.tokens for one in held], wanted.total, now)
-        option = choose(options, self.load.congestion.price(shortest_wait_s(options)))
+        congestion = self.load.congestion
+        price = congestion.price(shortest_wait_s(options))
+        option = choose(options, price, congestion.usual_s)
         chosen, there = option.replica, held[options.index(option)]
         planned, given_up = self.reuse.order(wanted, chosen, there, laid.followers)
         reusable = there.tokens - given_up

@@ -20,9 +20,9 @@ MIN_SPAN_S: Final = 5.0
 UTILISATION_CEILING: Final = 0.95
 PRICE_FLOOR: Final = 1.1
 """Work has a price on an idle fleet, too: a second copy of a prefix pushes something else out."""
-PRICE_CEILING: Final = 10.0
+PRICE_CEILING: Final = 30.0
 """No request waits longer than its own prefill times this and BEHIND, and what answers count
-for, beyond the shortest queue."""
+for, beyond the shortest queue. Lower, an overloaded fleet finds less (docs/decisions/0033)."""
 BEHIND: Final = 0.1
 """Of those that wait on a replica, the share that tells how many will come behind ours, wait for
 its prefill, and could not as well have gone elsewhere (docs/decisions/0029)."""
@@ -42,16 +42,17 @@ class Option:
     """One replica's offer. wait_s: prefill ahead of us, and for room. own_s: our prefill.
 
     beside_s: what our answer and those that run there take from each other, as far as it counts.
-    running: requests there, waiting: those of them without a first token. assigned: requests ever
-    planned there; breaks ties evenly. late_s: by which those ahead get late together who would
-    end in a step that we fill up. step_tokens: as `ReplicaInfo`. A plain class: one is made for
-    each request and replica, and compiled it is made faster than a struct.
+    new: tokens of ours that it lacks. running: requests there, waiting: those of them without a
+    first token. assigned: requests ever planned there; breaks ties evenly. late_s: by which those
+    ahead get late together who would end in a step that we fill up. step_tokens: as `ReplicaInfo`.
+    A plain class: one is made for each request and replica, and compiled faster than a struct.
     """
 
     __slots__ = (
         "assigned",
         "beside_s",
         "late_s",
+        "new",
         "own_s",
         "replica",
         "running",
@@ -72,6 +73,7 @@ class Option:
         waiting: int = 0,
         late_s: float = 0.0,
         step_tokens: int = 0,
+        new: int = 0,
     ) -> None:
         self.replica = replica
         self.wait_s = wait_s
@@ -82,6 +84,7 @@ class Option:
         self.waiting = waiting
         self.late_s = late_s
         self.step_tokens = step_tokens
+        self.new = new
 
     def cost_s(self, price: float) -> float:
         """Seconds of everybody's wait. price: of a second of prefill, wherever it is done."""
@@ -125,6 +128,11 @@ class Congestion:
         self._usual_s += (own_s - self._usual_s) * (USUAL if self._usual_s else 1.0)
 
     @property
+    def usual_s(self) -> float:
+        """Mean prefill of about the last hundred requests; 0 before the first."""
+        return self._usual_s
+
+    @property
     def utilisation(self) -> float:
         """Seconds of prefill planned per second and replica, over about half a minute."""
         return self._planned_s / max(self._weight, MIN_SPAN_S)
@@ -150,19 +158,32 @@ def shortest_wait_s(options: list[Option]) -> float:
     return least
 
 
-def choose(options: list[Option], price: float) -> Option:
+def choose(options: list[Option], price: float, usual_s: float) -> Option:
     """The cheapest option; near ties to fewer waiting, then as `Option.before`.
 
-    Near, as estimates are: else one that seems a little faster would get all that is new.
+    Near, as estimates are: else one that seems a little faster would get all that is new. What
+    may be wrong is a wait, and a replica's speed; that it lacks more of this very prompt is known.
+    And a prompt far longer than usual_s, the usual prefill, makes no wait less certain
+    (docs/decisions/0033).
     """
+    cheapest: Option | None = None
     least = math.inf
     for option in options:
-        least = min(option.cost_s(price), least)
-    near = least * (1.0 + NEAR)
-    best: Option | None = None
-    for option in options:
-        if option.cost_s(price) <= near and (best is None or option.before(best)):
-            best = option
-    if best is None:
+        cost = option.cost_s(price)
+        if cost < least or cheapest is None:
+            least, cheapest = cost, option
+    if cheapest is None:
         raise InvariantError("placement: no replica was offered")
+    least_own = cheapest.own_s * price
+    wait = least - least_own
+    doubt = NEAR * (wait + min(least_own, usual_s * price))
+    best = cheapest
+    for option in options:
+        cost, own = option.cost_s(price), option.own_s * price
+        if cost > least * (1.0 + NEAR) or cost - own > wait + doubt:
+            continue
+        if option.new > cheapest.new and own > least_own + doubt:
+            continue
+        if option.before(best):
+            best = option
     return best

@@ -79,7 +79,7 @@ def test_a_sibling_does_not_fill_up_the_step_that_the_one_ahead_waits_for() -> N
     """The holder saves 0.8 s of its prefill; it waits there, and the other one gets late."""
     for step_tokens, chosen in ((0, "a"), (STEP, "b")):
         found = offers(step_tokens, at=1.3)
-        assert choose(found, PRICE_FLOOR).replica == chosen, step_tokens
+        assert choose(found, PRICE_FLOOR, found[1].own_s).replica == chosen, step_tokens
 
 
 def test_what_is_planned_in_a_window_counts_as_ahead_too() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from itertools import permutations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from cp_ray.core.clustering import pairwise_distances
 from cp_ray.core.distance import distance
 from cp_ray.core.fleet_load import FleetLoad
@@ -44,24 +47,77 @@ def test_the_heavier_prefix_wins_over_the_longer_one() -> None:
     assert best.prefix == context(4)
 
 
-def option(name: str, wait: float, own: float, waiting: int = 0, assigned: int = 0) -> Option:
-    return Option(ReplicaId(name), wait, own, 0, assigned, waiting=waiting)
+USUAL_S = 1.0
+
+
+def option(
+    name: str, wait: float, own: float, waiting: int = 0, assigned: int = 0, new: int = 0
+) -> Option:
+    return Option(ReplicaId(name), wait, own, 0, assigned, waiting=waiting, new=new)
 
 
 def test_ties_go_to_fewer_waiting_then_fewer_assigned_then_name() -> None:
-    assert choose([option("a", 0, 9, 2), option("b", 0, 9, 1)], 1.0).replica == "b"
-    assert choose([option("a", 0, 9, 1, 5), option("b", 0, 9, 1, 4)], 1.0).replica == "b"
-    assert choose([option("b", 0, 9), option("a", 0, 9)], 1.0).replica == "a"
+    assert choose([option("a", 0, 9, 2), option("b", 0, 9, 1)], 1.0, USUAL_S).replica == "b"
+    assert choose([option("a", 0, 9, 1, 5), option("b", 0, 9, 1, 4)], 1.0, USUAL_S).replica == "b"
+    assert choose([option("b", 0, 9), option("a", 0, 9)], 1.0, USUAL_S).replica == "a"
 
 
 def test_a_replica_that_seems_a_little_faster_does_not_get_all_that_is_new() -> None:
-    assert choose([option("a", 0, 0.995, 0, 9), option("b", 0, 1.0, 0, 3)], 1.0).replica == "b"
+    slower = option("b", 0, 1.0, 0, 3)
+    assert choose([option("a", 0, 0.995, 0, 9), slower], 1.0, USUAL_S).replica == "b"
+
+
+def test_waits_are_no_less_certain_for_a_long_prompt() -> None:
+    """Of 16 s half a second is 3%, but a wait of half a second is no wait of none."""
+    idle, busy = option("idle", 0.0, 16.0, assigned=9), option("busy", 0.5, 16.0, assigned=3)
+    assert choose([idle, busy], 1.0, USUAL_S).replica == "idle"
+    assert choose([idle, busy], 1.0, 16.0).replica == "busy", "where all are as long, it is near"
+    idle.wait_s, busy.wait_s = 10.0, 10.5
+    assert choose([idle, busy], 1.0, USUAL_S).replica == "busy", "5% of a long wait"
+
+
+def test_who_lacks_less_of_a_long_prompt_is_known_and_who_is_faster_is_not() -> None:
+    holder = option("holder", 0.0, 15.3, assigned=9, new=76_500)
+    other = option("other", 0.0, 16.0, assigned=3, new=80_000)
+    assert choose([holder, other], 1.0, USUAL_S).replica == "holder"
+    other.new = holder.new
+    assert choose([holder, other], 1.0, USUAL_S).replica == "other", "a speed of 5% less"
+
+
+prices = st.floats(PRICE_FLOOR, PRICE_CEILING)
+seconds = st.floats(0, 60)
+offers = st.lists(
+    st.builds(
+        option,
+        st.text("abcdef", min_size=1, max_size=3),
+        seconds,
+        seconds,
+        st.integers(0, 5),
+        st.integers(0, 5),
+        st.integers(0, 100_000),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(offers, prices, st.floats(0, 5))
+def test_what_is_chosen_is_near_the_cheapest_and_its_wait_near_the_cheapest_ones(
+    options: list[Option], price: float, usual_s: float
+) -> None:
+    chosen = choose(options, price, usual_s)
+    cheapest = min(options, key=lambda one: one.cost_s(price))
+    assert chosen.cost_s(price) <= cheapest.cost_s(price) * 1.05 + 1e-9
+    ahead = chosen.cost_s(price) - chosen.own_s * price
+    least = cheapest.cost_s(price) - cheapest.own_s * price
+    assert ahead <= least + 0.05 * (least + usual_s * price) + 1e-9
+    assert chosen is cheapest or chosen.before(cheapest)
 
 
 def test_congestion_makes_waiting_for_the_holder_worth_it() -> None:
     holder, idle = option("holder", 1.0, 0.1), option("idle", 0, 1.0)
-    assert choose([holder, idle], 1.0).replica == "idle"
-    assert choose([holder, idle], 5.0).replica == "holder"
+    assert choose([holder, idle], 1.0, USUAL_S).replica == "idle"
+    assert choose([holder, idle], 5.0, USUAL_S).replica == "holder"
 
 
 def test_answers_that_run_there_count_a_few_of_their_steps() -> None:
@@ -76,17 +132,17 @@ def test_answers_that_run_there_count_a_few_of_their_steps() -> None:
     offers = load.options(infos, [900, 0], 1000, 2.0)
     assert [o.beside_s for o in offers] == load.beside_s(infos) == [5 * 0.002 * ANSWER_STEPS, 0.0]
     near = [option("a", 0, 1.0), option("b", 0, 1.1)]
-    assert choose(near, 1.0).replica == "a"
+    assert choose(near, 1.0, USUAL_S).replica == "a"
     near[0].beside_s = 0.2
-    assert choose(near, 1.0).replica == "b"
+    assert choose(near, 1.0, USUAL_S).replica == "b"
 
 
 def test_a_long_prompt_keeps_away_from_where_many_wait_and_a_short_one_does_not() -> None:
     many, few = option("many", 5.0, 10.0), option("few", 9.0, 10.0)
     many.waiting, few.waiting = 30, 2
-    assert choose([many, few], 1.0).replica == "few"
+    assert choose([many, few], 1.0, USUAL_S).replica == "few"
     many.own_s = few.own_s = 0.1
-    assert choose([many, few], 1.0).replica == "many"
+    assert choose([many, few], 1.0, USUAL_S).replica == "many"
 
 
 def test_offers_and_windows_know_how_many_wait() -> None:
@@ -122,9 +178,11 @@ def test_the_price_follows_planned_work_and_the_shortest_wait_and_is_bounded() -
 
 def test_no_request_waits_longer_for_a_holder_than_the_price_ceiling_times_its_prefill() -> None:
     """The starvation bound: replicas serve in order, so the wait at placement is all there is."""
-    for wait in (1.0, 9.0, 9.9, 10.1, 30.0):
-        chosen = choose([option("holder", wait, 0.0), option("idle", 0.0, 1.0)], PRICE_CEILING)
+    for share in (0.1, 0.9, 0.99, 1.01, 3.0):
+        holder, idle = option("holder", share * PRICE_CEILING, 0.0), option("idle", 0.0, 1.0)
+        chosen = choose([holder, idle], PRICE_CEILING, USUAL_S)
         assert chosen.wait_s <= PRICE_CEILING * 1.0 * 1.01
+        assert chosen is (holder if share < 1 else idle)
 
 
 def test_pairwise_distances_are_eq_1_of_every_pair() -> None:

@@ -179,10 +179,10 @@ def choose(options: list[Option], price: float, usual_s: float) -> Option:
     doubt = NEAR * (wait + min(least_own, usual_s * price))
     best = cheapest
     for option in options:
-        cost, own = option.cost_s(price), option.own_s * price
-        if cost > least * (1.0 + NEAR) or cost - own > wait + doubt:
+        cost = option.cost_s(price)
+        if cost > least * (1.0 + NEAR) or cost - option.own_s * price > wait + doubt:
             continue
-        if option.new > cheapest.new and own > least_own + doubt:
+        if option.new > cheapest.new and cost > least + doubt:
             continue
         if option.before(best):
             best = option

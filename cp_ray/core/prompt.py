@@ -22,11 +22,20 @@ from cp_ray.core.types import BlockId
 
 
 class Block(msgspec.Struct, frozen=True):
-    """One context block as it stands in a prompt. text: the exact rendered bytes."""
+    """One context block as it stands in a prompt.
+
+    text: the exact rendered bytes. digest: `text_digest` of it.
+    """
 
     id: BlockId
     label: str
     text: str
+    digest: bytes
+
+
+def text_digest(text: str) -> bytes:
+    """16 bytes that stand for a text. SHA-256: of all that would do the one CPUs have built in."""
+    return hashlib.sha256(text.encode()).digest()[:16]
 
 
 def make_block(region: str, title: str | None, text: str) -> Block:
@@ -88,5 +97,6 @@ def body(ordered: Sequence[Block], ranked: Sequence[Block]) -> tuple[str, ...]:
 
 
 def _block(region: str, label: str, rendered: str) -> Block:
-    digest = hashlib.blake2b(f"{region}\0{rendered}".encode(), digest_size=16).hexdigest()
-    return Block(BlockId(digest), label, rendered)
+    digest = text_digest(rendered)
+    number = hashlib.blake2b(region.encode() + b"\0" + digest, digest_size=16).hexdigest()
+    return Block(BlockId(number), label, rendered, digest)

@@ -66,7 +66,7 @@ class Prepared(msgspec.Struct, frozen=True):
     prompt, best first; a repeated one is its location block. origins: of every block. repeated:
     names of documents that an earlier turn holds. earlier: turns that are sent as first sent.
     head, ending, tail: what stands before the blocks, behind them in the user message, and after
-    it. ids: tokens of the blocks' texts. annotation_tokens: what an order annotation would add.
+    it. ids: tokens of the blocks. annotation_tokens: what an order annotation would add.
     kept: None = not recorded.
     """
 
@@ -79,7 +79,7 @@ class Prepared(msgspec.Struct, frozen=True):
     head: tuple[Piece, ...]
     ending: tuple[str, ...]
     tail: tuple[Piece, ...]
-    ids: dict[str, Sequence[int]]
+    ids: dict[BlockId, Sequence[int]]
     annotation_tokens: int
     kept: Kept | None
 
@@ -155,13 +155,13 @@ class Assembler:
         blocks = placed.blocks
         ending = ending_of(begun, blocks) if begun else (question,)
         before = begun or (earlier[-1] if earlier else None)
-        ids = {block.text: self._tokenizer.encode(block.text) for block in blocks}
+        ids = {b.id: self._tokenizer.encode(b.text, digest=b.digest) for b in blocks}
         plan = PlanRequest(
             request_id=request_id,
             head=self._head_id(head, tenant),
             head_tokens=self._count(head) + (0 if head else len(self._tokenizer.start)),
             context=tuple(block.id for block in blocks),
-            block_tokens=tuple(len(ids[block.text]) for block in blocks),
+            block_tokens=tuple(len(ids[block.id]) for block in blocks),
             tail_tokens=sum(self._tokens(text) for text in ending if text) + self._count(tail),
             movable=full and not earlier and begun is None and can_be_ranked(blocks),
             predecessor=before.request_id if before else None,
@@ -188,14 +188,16 @@ class Assembler:
         """The prompt with its blocks in `order`, a permutation of `prepared.plan.context`."""
         by_id = {block.id: block for block in prepared.blocks}
         texts = body([by_id[block] for block in order], prepared.blocks)
-        user = tuple(text for text in (*texts, *prepared.ending) if text)
+        behind = [text for text in (*texts[len(order) :], *prepared.ending) if text]
         prompt = array("I", () if prepared.head else self._tokenizer.start)
         prompt += self._tokenizer.tokens(prepared.head)
-        for text in user:
-            prompt.extend(prepared.ids.get(text) or self._tokenizer.encode(text))
+        for block in order:
+            prompt.extend(prepared.ids[block])
+        for text in behind:
+            prompt.extend(self._tokenizer.encode(text))
         prompt += self._tokenizer.tokens(prepared.tail)
         annotation = texts[-1] if len(texts) > len(order) else ""
-        return Finished(prompt, user, order, annotation)
+        return Finished(prompt, (*texts[: len(order)], *behind), order, annotation)
 
     def _lift(
         self, request: ChatRequest, tenant: Tenant, earlier: Sequence[Turn], begun: Turn | None

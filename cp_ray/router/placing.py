@@ -23,6 +23,7 @@ from cp_ray.core.prompt import (
     make_block,
     ranking_block,
     shortened_block,
+    text_digest,
     unclear,
 )
 from cp_ray.core.types import BlockId, Context
@@ -104,7 +105,7 @@ def place(
     placed: dict[BlockId, tuple[Origin, ...]] = {}
     if begun is not None:
         for number, text in zip(begun.context, begun.pieces, strict=False):
-            blocks[number] = Block(number, heading_label(text) or "", text)
+            blocks[number] = Block(number, heading_label(text) or "", text, text_digest(text))
             placed[number] = (Origin(blocks[number].label or text.strip(), None),)
     if partial is not None:
         for label, text in stands:

@@ -7,7 +7,6 @@ text).
 
 from __future__ import annotations
 
-import hashlib
 import re
 import secrets
 import threading
@@ -21,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from cp_ray.core.prompt import text_digest
 from cp_ray.errors import ConfigError, InvalidRequest
 from cp_ray.router.limits import read_json
 
@@ -67,18 +67,23 @@ class PromptTokenizer(ABC):
     @abstractmethod
     def _encode(self, text: str, *, template: bool) -> Sequence[int]: ...
 
-    def encode(self, text: str, *, template: bool = False) -> Sequence[int]:
-        """Token ids of one piece, without any start or end token; O(1) for a piece seen before."""
-        key = hashlib.blake2b(text.encode(), digest_size=16, person=b"t" if template else b"u")
+    def encode(
+        self, text: str, *, template: bool = False, digest: bytes | None = None
+    ) -> Sequence[int]:
+        """Token ids of one piece, without any start or end token; O(1) for a piece seen before.
+
+        digest: `text_digest` of the text, where it is known.
+        """
+        key = (b"t" if template else b"u") + (digest or text_digest(text))
         with self._lock:
-            known = self._cache.get(key.digest())
+            known = self._cache.get(key)
             if known is not None:
-                self._cache.move_to_end(key.digest())
+                self._cache.move_to_end(key)
                 return known
         ids = array("I", self._encode(text, template=template))
         with self._lock:
-            if key.digest() not in self._cache:
-                self._cache[key.digest()] = ids
+            if key not in self._cache:
+                self._cache[key] = ids
                 self._cached += len(ids) + PIECE_TOKENS
             while self._cached > self._most_cached:
                 self._cached -= len(self._cache.popitem(last=False)[1]) + PIECE_TOKENS

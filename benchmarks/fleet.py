@@ -171,7 +171,9 @@ def main() -> None:
     parser.add_argument("--only", default="", help="parts whose name contains this")
     parser.add_argument("--cells", type=int, help="stop after so many")
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
-    parser.add_argument("--strong", action="store_true", help="only the arms that decide")
+    parser.add_argument(
+        "--strong", action="store_true", help="only the arms that decide, and overload"
+    )
     parser.add_argument("--arms", choices=("ours", "rivals"), help="cp_ray's cells alone, or not")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the rows")

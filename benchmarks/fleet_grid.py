@@ -29,9 +29,10 @@ ABLATE = ("order", "schedule", "joint", "replication")
 """`leaders` has no arm: engines that share pages as they are allocated need none (ADR 0005)."""
 SATURATED = ("cp_ray", "round_robin")
 OVERLOADS = (2.5, 3.0, 4.0)
-"""More than anybody serves: what is served meanwhile is the throughput at saturation. Played by
-`SATURATED` where `saturating` says so. The rate up to which a queue stays bounded would not do: one
-that is longest while the caches are cold never seems to grow (`replay/fleet/saturation.py`)."""
+"""Beyond what anybody serves (at 2.5 hardly, on 32 replicas): what is served meanwhile, cold caches
+and all, is the throughput at saturation. Played by `SATURATED` where `saturating` says so. The rate
+up to which a queue stays bounded would not do: one that is longest while the caches are cold never
+seems to grow (`replay/fleet/saturation.py`)."""
 
 
 class Part(msgspec.Struct, frozen=True):

@@ -146,18 +146,18 @@ def _times(
 def _saturated(rows: Sequence[FleetRow]) -> Iterator[Judged]:
     """Prompt tokens a second served while far more are asked for; means over overloads and seeds.
 
-    Not requests until the last has ended: the tail would tell of one replica's luck.
+    Not requests until the last has ended: the tail would tell of one replica's luck. Only loads and
+    seeds count that both have.
     """
-    field = "throughput_tok_s"
-    found: dict[str, dict[str, Group]] = {}
+    found: dict[str, dict[str, dict[tuple[float, int], float]]] = {}
     for row in rows:
-        if row.load in OVERLOADS:
-            known = found.setdefault(_part(row), {})
-            known[row.policy] = Group((*known.get(row.policy, Group(())).rows, row))
+        if row.load in OVERLOADS and row.policy in SATURATED:
+            served = found.setdefault(_part(row), {policy: {} for policy in SATURATED})
+            served[row.policy][row.load, row.seed] = row.throughput_tok_s
     for part, by_policy in found.items():
-        groups_of = [by_policy.get(policy) for policy in SATURATED]
-        if all(groups_of):
-            ours, theirs = (group.mean(field) for group in groups_of if group)
+        mine, its = (by_policy[policy] for policy in SATURATED)
+        if both := mine.keys() & its.keys():
+            ours, theirs = (sum(served[one] for one in both) / len(both) for served in (mine, its))
             said = f"{ours / theirs:.2f}x ({ours / 1000:,.0f} and {theirs / 1000:,.0f}"
             yield Judged(part, 2.0 * theirs / ours - 1, f"{said} thousand tokens/s)")
 

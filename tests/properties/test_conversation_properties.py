@@ -18,7 +18,7 @@ from cp_ray.router.api import ChatRequest
 from cp_ray.router.assembly import Assembler, Finished, Limits, Prepared
 from cp_ray.router.auth import Tenant
 from cp_ray.router.conversation import Conversations
-from cp_ray.router.tokenizer import WordTokenizer
+from cp_ray.router.tokenizer import Piece, WordTokenizer
 from tests.references import HEADING, assert_resolves, documents_of, names_in
 from tests.shells.http_support import MemoryStore
 
@@ -118,6 +118,9 @@ class Client(RuleBasedStateMachine):
         prepared, finished = asyncio.run(self._run(request, tenant, shuffle, fails))
         prompt = "".join(piece.text for piece in prepared.head)
         prompt += "".join(finished.user) + "".join(piece.text for piece in prepared.tail)
+        message = [Piece(text) for text in finished.user]
+        anew = WordTokenizer().tokens([*prepared.head, *message, *prepared.tail])
+        assert finished.prompt == anew, "tokens that are kept are those of the texts sent"
         self._stands_alone(user, texts, prompt)
         if texts or self.history[user][-1]["role"] == "user":
             turns = prepared.earlier

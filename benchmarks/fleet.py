@@ -3,6 +3,7 @@
     python -m benchmarks.fleet --only multihoprag --cells 20     the next 20 cells of these parts
     python -m benchmarks.fleet --forget cp_ray                   its rows and its ablations'
     python -m benchmarks.fleet --report out/fleet                tables, verdicts and plots
+    python -m benchmarks.fleet --results out/twelve --seeds 12 --strong --only "mtrag 16x100k"
 
 A row is appended to benchmarks/results/fleet.jsonl as soon as its cell was played, so that a run
 that was stopped goes on where it was. Processes share nothing but the traces on disk: virtual time
@@ -170,7 +171,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="parts whose name contains this")
     parser.add_argument("--cells", type=int, help="stop after so many")
-    parser.add_argument("--seeds", type=int, default=len(SEEDS))
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="1 to so many")
     parser.add_argument(
         "--strong", action="store_true", help="only the arms that decide, and overload"
     )

@@ -177,14 +177,17 @@ def saturating(only: str = "") -> list[Part]:
 def cells(
     only: str = "", seeds: int = len(SEEDS), strong_alone: bool = False
 ) -> Iterator[GridCell]:
-    """The whole grid, what decides most first: every part's strong arms, then the rest."""
+    """The whole grid, what decides most first: every part's strong arms, then the rest.
+
+    seeds: 1 to so many; more than SEEDS where these do not tell two policies apart.
+    """
     parts = [part for part in (*PARTS, ROOMY, CONTROL, *APART) if only in part.name]
     for strong in (True,) if strong_alone else (True, False):
-        for seed, loads in product(SEEDS[:seeds], LOADS):
+        for seed, loads in product(range(1, seeds + 1), LOADS):
             for part in parts:
                 for arm in arms(part, strong):
                     yield from (at(part, load, seed, arm) for load in loads_of(part, loads))
-    for part, seed in product(saturating(only), SEEDS[:seeds]):
+    for part, seed in product(saturating(only), range(1, seeds + 1)):
         yield from (at(part, load, seed, arm) for load in OVERLOADS for arm in SATURATED)
 
 

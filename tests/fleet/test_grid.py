@@ -66,6 +66,7 @@ def test_every_policy_meets_every_part_load_and_seed_once() -> None:
         assert sum(order == "paper" for _, order in arms) == ordered
         assert sum(policy.startswith("cp_ray-") for policy, _ in arms) == 4
     assert {c.load for c in grid if c.part == CONTROL} == {0.5, 0.8}
+    assert {cell.seed for cell in cells("mtrag 16x100k", 5, True)} == {1, 2, 3, 4, 5}
     for part in (*PARTS, *APART):
         ours = [c for c in grid if (c.part, c.policy) == (part, "cp_ray")]
         ours = [c for c in ours if c.load not in OVERLOADS]
